@@ -306,8 +306,11 @@ def _forwarded_port(process: subprocess.Popen[bytes]) -> int:
 
 def test_a_command_ends_with_its_client(target: Target, request: pytest.FixtureRequest) -> None:
     mark = f"{os.getpid()}-{request.node.name}"
-    script = f"export {MARK}='{mark}'; trap '' HUP TERM; setsid sleep 1000 & sleep 1000"
+    script = f"export {MARK}='{mark}'; trap '' HUP TERM; echo up; setsid sleep 1000 & sleep 1000"
     with target.start("exec", "target", "-c", "main", "--", "sh", "-c", script) as process:
+        # An API server whose client goes before all streams are there may keep the command's connection.
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == b"up"
         wait_for(lambda: len(marked(mark)) >= 2, "the command runs")
         process.send_signal(signal.SIGKILL)
     # If the API server misses the end of the connection, its pings find out.

@@ -191,7 +191,8 @@ def test_a_kill_says_what_it_usually_means() -> None:
     assert verdict is not None
     assert verdict.failure is not None
     assert verdict.failure.message == (
-        "The rank was killed by SIGKILL. The usual cause is the memory limit: raise resources.limits.memory."
+        "The rank was killed by SIGKILL. The usual cause is memory: that of resources.limits.memory or, without a "
+        "limit, of the node (kubectl top pod). If little was used, see in the script what happens at this step."
     )
 
 

@@ -299,10 +299,11 @@ def test_success(change: Change, succeeded: bool) -> None:
             "Trained to step 150 of 200: the script ended by itself before the last step, as with early stopping",
         ),
         ({"step": 200, "loss": None, "message": "The loss was nan"}, "Trained to step 200. The loss was nan"),
-        ({"step": 200, "loss": 0.5, "message": "A step was skipped"}, "Trained to step 200"),
+        ({"step": 200, "loss": 9e35, "message": "The loss was inf"}, "Trained to step 200. The loss was inf"),
+        ({"step": 200, "loss": 0.5, "message": "It was skipped", "skipped_steps": 1}, "Trained to step 200"),
     ],
 )
-def test_a_success_says_if_it_came_early_or_without_a_loss(told: dict[str, Any], said: str) -> None:
+def test_a_success_says_if_it_came_early_or_not_as_planned(told: dict[str, Any], said: str) -> None:
     view = training_job().observed.reports["u1"].report.progress
     assert view is not None
     progress = view.model_copy(update={"total_steps": 200} | told)

@@ -246,8 +246,9 @@ def said_of_nodes(scene: Scene, kept: KeptAway | None) -> str:
         (KeptAway(num_down=2), NONE_UP),
         (KeptAway(num_cordoned=1, num_down=1), CORDONED),
         (KeptAway(num_cordoned=1, num_tainted=2), f"{CORDONED}. {TAINTED}"),
+        (KeptAway(num_tainted=2, taints=frozenset({"b", "a"})), TAINTED.replace("others:", "others (a, b):")),
     ],
-    ids=["no such node", "nodes that go", "cordoned", "tainted"],
+    ids=["no such node", "nodes that go", "cordoned", "tainted", "with the taints"],
 )
 def test_only_nodes_that_there_are_explain_why_a_pod_has_none(kept: KeptAway | None, sentence: str) -> None:
     assert said_of_nodes(short_of_spot(AWAY, capacity=NO_FALLBACK), kept) == sentence

@@ -47,6 +47,12 @@ def test_steps_that_take_long_are_waited_for(step_seconds: float) -> None:
     assert "no step since" in message(stands_still(limit + 0.1, step_seconds=step_seconds))
 
 
+def test_a_standstill_is_said_before_a_short_limit_ends_it() -> None:
+    scene = training_job(runPolicy={"hangTimeoutSeconds": 40})
+    assert "no step since" not in message(scene.all_say(step_age_seconds=20.0))
+    assert "Without one within 40 s" in message(scene.all_say(step_age_seconds=20.1))
+
+
 def test_one_rank_that_makes_steps_is_enough() -> None:
     assert "no step since" not in message(stands_still(NO_STEP + 1).says(2, step_age_seconds=1.0))
 
@@ -132,6 +138,8 @@ def test_a_member_that_leaves_the_loop_alone_is_named_and_is_not_waited_for_as_a
         f"generation is stopped (runPolicy.hangTimeoutSeconds). {ranks}"
     )
     hangs = scene.all_say(step_age_seconds=601).says(2, progress=left)
+    ended = hangs.decided().all_say(phase=AgentPhase.STOPPED).says(2, progress=left).later(6).plan().status
+    assert clause in ended.transitions[0].message, "also when all have been stopped"
     [event] = [e for e in hangs.plan().events if e.reason == "Hang"]
     assert event.message == (
         f"Generation 1 is stopped: no rank made a step within runPolicy.hangTimeoutSeconds (600): {clause}. {ranks}"

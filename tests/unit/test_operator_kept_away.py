@@ -39,8 +39,8 @@ def kept(*nodes: Manifest, **spec: Any) -> KeptAway:
     ("found", "kept_from_it"),
     [
         (node(CORDONED), KeptAway(num_cordoned=1)),
-        (node("team"), KeptAway(num_tainted=1)),
-        (node(CORDONED, "team"), KeptAway(num_tainted=1)),
+        (node("team"), KeptAway(num_tainted=1, taints=frozenset({"team"}))),
+        (node(CORDONED, "team"), KeptAway(num_tainted=1, taints=frozenset({"team"}))),
         (node("team PreferNoSchedule"), KeptAway()),
         (node(CORDONED, GKE_SPOT, "nvidia.com/gpu"), KeptAway(num_cordoned=1)),
         (node(CORDONED, labels={}), KeptAway()),
@@ -81,7 +81,7 @@ def test_a_pool_asks_for_its_own_nodes() -> None:
     pods = [replace(SPOT_POD, pool="a"), floor, replace(SPOT_POD, uid="u5", pool="removed")]
     assert kept_away(pods, spec, nodes, Site()) == {
         "u3": KeptAway(num_cordoned=1),
-        "u4": KeptAway(num_tainted=1),
+        "u4": KeptAway(num_tainted=1, taints=frozenset({"team"})),
         "u5": KeptAway(),
     }
 

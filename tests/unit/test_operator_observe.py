@@ -129,7 +129,7 @@ def asks(*, generation: int = 1, **changes: Any) -> JobView:
 def test_refusals_that_pass_and_that_last(said: str, lasting: bool) -> None:
     first = refusal(ForbiddenError(said), asks(), None, MOMENT)
     assert (first.lasting, first.since, first.num_tries) == (lasting, MOMENT, 1)
-    assert first.message == f"Kubernetes refuses the job's pods: {said}"
+    assert first.message.removesuffix(OF_QUOTA) == f"Kubernetes refuses the job's pods: {said}"
     later = MOMENT + timedelta(seconds=5)
     again = refusal(InvalidObjectError("spec: Required value"), asks(), first, later)
     assert (again.since, again.tried_at, again.num_tries, again.lasting) == (MOMENT, later, 2, True)
@@ -155,6 +155,8 @@ def test_a_quota_that_other_pods_use_up_and_one_that_is_too_small(said: str, by_
 ABOVE_LIMIT = 'resources.requests: Invalid value: "{}": must be less than or equal to memory limit of 2Gi'
 OF_MEMORY = ". The trainer's request for memory, 4Gi, is spottrain's default: resources.requests.memory changes it"
 OF_CPU = ". The trainer's request for cpu, 1, is spottrain's default: resources.requests.cpu changes it"
+OF_QUOTA = ". Raise the quota, or lower nodes.min"
+OF_GPUS = ". A pod asks for 1 nvidia.com/gpu, one for each process"
 OF_RESOURCES = ". These are fields of resources: limits.cpu,limits.memory"
 WITH_GPUS = ". A job with resources asks for its GPUs there, too (limits: nvidia.com/gpu)"
 
@@ -170,7 +172,17 @@ WITH_GPUS = ". A job with resources asks for its GPUs there, too (limits: nvidia
             "request is 4Gi]",
             OF_CPU + OF_MEMORY,
         ),
-        ({}, "exceeded quota: a, requested: requests.memory=4Gi, used: memory=0, limited: memory=2Gi", OF_MEMORY),
+        (
+            {},
+            "exceeded quota: a, requested: requests.memory=4Gi, used: memory=0, limited: memory=2Gi",
+            OF_MEMORY + OF_QUOTA,
+        ),
+        (
+            None,
+            "exceeded quota: a, requested: requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=1, limited: "
+            "requests.nvidia.com/gpu=1",
+            OF_GPUS + OF_QUOTA,
+        ),
         ({"requests": {"memory": "8Gi"}}, ABOVE_LIMIT.format("8Gi"), ""),
         ({"limits": {"memory": "8Gi"}}, "maximum memory usage per Container is 2Gi, but request is 8Gi", ""),
         (None, "failed quota: a: must specify limits.cpu,limits.memory for: trainer", OF_RESOURCES + WITH_GPUS),
@@ -182,6 +194,7 @@ WITH_GPUS = ". A job with resources asks for its GPUs there, too (limits: nvidia
         "its maximum",
         "both",
         "quota",
+        "quota of GPUs",
         "own request",
         "own limit",
         "limits",

@@ -25,6 +25,10 @@ from spottrain_api.contract import (
 )
 
 _RENDEZVOUS_ERROR = re.compile(r"rendezvous|DistNetworkError|DistStoreError|TCPStore|timed? ?out", re.IGNORECASE)
+_OUT_OF_MEMORY = (
+    " The usual cause is memory: that of resources.limits.memory or, without a limit, of the node (kubectl top pod). "
+    "If little was used, see in the script what happens at this step."
+)
 # Exit codes of a rank that SIGTERM ended.
 _SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
@@ -191,8 +195,7 @@ def _describe_exit(exit_code: int) -> str:
     if exit_code >= 0:
         return f"The rank ended with exit code {exit_code}; the pod's log says why."
     name = signal.Signals(-exit_code).name
-    hint = " The usual cause is the memory limit: raise resources.limits.memory." if name == "SIGKILL" else ""
-    return f"The rank was killed by {name}.{hint}"
+    return f"The rank was killed by {name}.{_OUT_OF_MEMORY if name == 'SIGKILL' else ''}"
 
 
 def _launcher_end(observation: GenerationObservation) -> Verdict | None:

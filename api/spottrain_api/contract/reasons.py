@@ -95,7 +95,7 @@ FAILURES: Mapping[FailureReason, Reason] = {
         action="Read the message and the pod's log, and correct the script.",
     ),
     FailureReason.KILLED: Reason(
-        meaning="A signal killed the rank; SIGKILL usually means the memory limit.",
+        meaning="A signal killed the rank; SIGKILL usually means memory: the limit's or, without one, the node's.",
         action="Raise resources.limits.memory, or lower batch.micro.",
     ),
     FailureReason.HANG: Reason(

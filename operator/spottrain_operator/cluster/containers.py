@@ -128,8 +128,12 @@ def _rights(preset: Preset | None) -> Manifest:
     return RESTRICTED | {"runAsUser": 0, "runAsNonRoot": False, "capabilities": capabilities}
 
 
+# What a job without resources asks for: one for each process.
+GPU = "nvidia.com/gpu"
+
+
 def _resources(spec: TrainingJobSpec) -> Manifest:
-    gpus = {"limits": {"nvidia.com/gpu": str(spec.processes_per_node)}}
+    gpus = {"limits": {GPU: str(spec.processes_per_node)}}
     return _with_requests(gpus if spec.resources is None else spec.resources.to_dict(), _default_requests(spec))
 
 

@@ -48,6 +48,7 @@ def _kept_from(pod: PodView, spec: TrainingJobSpec, nodes: Sequence[Manifest], s
     terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     tolerated = tolerations(spec, pod.capacity_type, pod.pool, site)
     num_cordoned = num_tainted = num_down = 0
+    keys: set[str] = set()
     for node in nodes:
         labels = node["metadata"].get("labels") or {}
         if not spec.pod_template.node_selector.items() <= labels.items():
@@ -61,7 +62,8 @@ def _kept_from(pod: PodView, spec: TrainingJobSpec, nodes: Sequence[Manifest], s
             num_cordoned += 1
         elif taints:
             num_tainted += 1
-    return KeptAway(num_cordoned=num_cordoned, num_tainted=num_tainted, num_down=num_down)
+            keys |= taints - {_CORDONED}
+    return KeptAway(num_cordoned=num_cordoned, num_tainted=num_tainted, num_down=num_down, taints=frozenset(keys))
 
 
 def _taints(node: Manifest) -> set[str]:

@@ -29,7 +29,7 @@ from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
 from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import Manifest, NoPoolError, NotAllowedError, RefusedError
 from spottrain_operator.cluster.container_states import init_container, state_beside, trainer_status
-from spottrain_operator.cluster.containers import unwritten_requests
+from spottrain_operator.cluster.containers import GPU, unwritten_requests
 from spottrain_operator.core.model import FAILED_STARTS, JobView, NodeView, PodView, Refusal
 from spottrain_operator.core.protection import PROTECTION
 
@@ -192,7 +192,11 @@ def _of_defaults(said: str, spec: TrainingJobSpec) -> str:
     if unwritten := _UNWRITTEN.search(said):
         sentences.append(f"These are fields of resources: {unwritten['names']}")
     if sentences and spec.resources is None:
-        sentences.append("A job with resources asks for its GPUs there, too (limits: nvidia.com/gpu)")
+        sentences.append(f"A job with resources asks for its GPUs there, too (limits: {GPU})")
+    elif GPU in names and spec.resources is None:
+        sentences.append(f"A pod asks for {spec.processes_per_node} {GPU}, one for each process")
+    if by_quota:
+        sentences.append("Raise the quota, or lower nodes.min")
     return "".join(f". {sentence}" for sentence in sentences)
 
 

@@ -290,7 +290,7 @@ def leaving_sentence(members: tuple[MemberFacts, ...]) -> str:
     With the step. Empty if none did. No rank makes a step without the others.
     """
     left, how = next((m for m in members if m.left_early), None), "ended with exit code 0"
-    if left is None and any(m.state in STILL_IN and m.progress is not None and not m.at_its_end for m in members):
+    if left is None and any(m.progress is not None and not m.at_its_end for m in members):
         left, how = next((m for m in members if m.at_its_end and m.has_steps_left), None), "left its loop or session"
     if left is None or left.progress is None:
         return ""

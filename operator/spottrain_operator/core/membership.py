@@ -74,11 +74,15 @@ def _is_complete(progress: ProgressStatus) -> bool:
 
 
 def _trained_to(progress: ProgressStatus) -> str:
-    """Where a job has ended, if that was too early, and if its loss is none."""
+    """Where a job has ended, if that was too early, and what did not go as planned.
+
+    A skipped step did.
+    """
     total, trained = progress.total_steps, f"Trained to step {progress.step}"
     if total is not None and not _is_complete(progress):
         trained += f" of {total}: the script ended by itself before the last step, as with early stopping"
-    return f"{trained}. {progress.message}" if progress.loss is None and progress.message else trained
+    judged = progress.skipped_steps or progress.rollbacks
+    return f"{trained}. {progress.message}" if progress.message and not judged else trained
 
 
 def _without_a_step(before: ProgressStatus, progress: Progress) -> str:

@@ -74,12 +74,13 @@ class NodeView:
 class KeptAway:
     """How many nodes have the labels that a pod asks for, and are kept from it.
 
-    `num_down` are nodes that go, or are not up yet.
+    `num_down` are nodes that go, or are not up yet. `taints` are the keys on those that are tainted.
     """
 
     num_cordoned: int = 0
     num_tainted: int = 0
     num_down: int = 0
+    taints: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

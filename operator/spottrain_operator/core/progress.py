@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from spottrain_api.contract import CommitRef, EventReason, Progress, TrainerPhase
@@ -175,4 +176,6 @@ def _tell_surprises(draft: Draft, newest: Progress) -> Draft:
 
 def _rounded(value: float | None, digits: int) -> float | None:
     """The value as people read it in a column."""
-    return None if value is None else round(value, digits)
+    if value is None or not math.isfinite(value):
+        return value
+    return round(value, digits) if abs(value) < 1e6 else float(f"{value:.{digits}g}")

@@ -72,9 +72,10 @@ def nodes_kept_away(pod: PodView, kept: KeptAway) -> str:
     words = scheduler_says(pod).lower()
     if any(kind in words for kind, _ in _NOT_OF_NODES):
         return ""
+    keys = f" ({', '.join(sorted(kept.taints))})" if kept.taints else ""
     found = (
         (kept.num_cordoned, "cordoned: kubectl uncordon gives", "back"),
-        (kept.num_tainted, "tainted for others: podTemplate.tolerations lets the job use", ""),
+        (kept.num_tainted, f"tainted for others{keys}: podTemplate.tolerations lets the job use", ""),
     )
     kind = f"{pod.capacity_type.value} node"
     return ". ".join(

@@ -88,7 +88,7 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
             f"(runPolicy.{found.setting}). {ALL_RANKS}"
         )
     usual = newest.step_seconds or 0.0 if newest is not None else 0.0
-    if found is None or found.seconds <= max(NO_STEP, STUCK_STEPS * usual):
+    if found is None or found.seconds <= max(min(NO_STEP, found.limit / 2), STUCK_STEPS * usual):
         return ""
     since = f"its start at {generation.started_at:%H:%M:%S} UTC"
     if generation.first_step_at is not None and newest is not None:

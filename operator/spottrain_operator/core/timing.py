@@ -45,8 +45,8 @@ RESTARTED = 10.0
 # Ranks that run for this long without a report are those of a script without the library.
 SAYS_NOTHING = 30.0
 
-# Without a step for this long, and for STUCK_STEPS times as long as one takes, the job's message says so. A limit of
-# runPolicy ends the generation later.
+# Without a step for this long, or for half of runPolicy's limit if that is less, and for STUCK_STEPS times as long as
+# one takes, the job's message says so. The limit ends the generation later.
 NO_STEP = 60.0
 
 # A report this young describes the present, and an agent that was heard so lately is there.
