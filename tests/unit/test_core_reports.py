@@ -208,6 +208,12 @@ def test_the_wait_for_data_is_that_of_the_rank_that_waits_longest() -> None:
     assert older.plan().status.progress.data_wait_ratio is None
 
 
+def test_only_a_large_loss_loses_digits() -> None:
+    said = training().model_copy(update={"loss": 1234567.0, "tokens_per_second": 1234567.26})
+    progress = training_job().all_say(progress=said).later(60).plan().status.progress
+    assert (progress.loss, progress.tokens_per_second) == (1235000.0, 1234567.3)
+
+
 def test_what_went_other_than_planned_is_told_once() -> None:
     message = "Step 60 was not committed before the end of this generation: a checkpoint takes about 5.1 s."
     told = training(60).model_copy(update={"message": message})

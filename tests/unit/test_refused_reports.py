@@ -75,15 +75,17 @@ async def test_any_number_of_a_script_is_taken(setup: Setup, measured: float, as
     bound = MAX_INTEGER if asked > 0 else 0
     assert progress.strategy is not None
     assert {progress.total_steps, *vars(progress.strategy.memory).values()} == {bound}
-    stored(training_job().all_say(progress=training().model_copy(update=dict(progress) | {"phase": "training"})))
+    is_stored(training_job().all_say(progress=training().model_copy(update=dict(progress) | {"phase": "training"})))
 
 
-def stored(scene: Scene) -> None:
+def is_stored(scene: Scene) -> None:
     """Its status and its point of the history are written and read as JSON and CSV."""
+    [reported] = {view.report.progress.loss for view in scene.observed.reports.values() if view.report.progress}
     status = scene.later(60).plan().status
-    [loss] = {status.progress.loss}
+    loss = status.progress.loss
     assert loss is not None
-    assert abs(loss) >= 2.0**63
+    assert loss == pytest.approx(reported, rel=1e-3)
+    assert abs(loss) >= 9.22e18
     text = json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True), allow_nan=False)
     assert TrainingJobStatus.model_validate(json.loads(text)) == status
     point = history_point(status, NOW)

@@ -135,7 +135,7 @@ def _as_status(progress: Progress) -> ProgressStatus:
         step=step,
         total_steps=total,
         display=f"{step}/{total}" if total is not None else str(step),
-        loss=_rounded(progress.loss, 4),
+        loss=_loss(progress.loss),
         tokens_per_second=_rounded(progress.tokens_per_second, 1),
         eta_seconds=remaining,
         last_step_at=progress.last_step_at,
@@ -175,7 +175,15 @@ def _tell_surprises(draft: Draft, newest: Progress) -> Draft:
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
-    """The value as people read it in a column."""
-    if value is None or not math.isfinite(value):
-        return value
-    return round(value, digits) if abs(value) < 1e6 else float(f"{value:.{digits}g}")
+    return None if value is None else round(value, digits)
+
+
+def _loss(value: float | None) -> float | None:
+    """The loss as people read it in a column.
+
+    A large one is rounded to four digits, unless that makes it infinite, which JSON can't hold.
+    """
+    if value is None or abs(value) < 1e6:
+        return _rounded(value, 4)
+    rounded = float(f"{value:.4g}")
+    return rounded if math.isfinite(rounded) else value
