@@ -61,7 +61,7 @@ from spottrain_operator.core.plan import plan
 SEED = 20261122
 NOTICE_SECONDS = 120.0
 SHARE_NOTICED = 0.1
-PATIENCE_SECONDS = 150.0
+PATIENCE_SECONDS = 400.0
 # At the start: a flood of a thousand new jobs is another benchmark.
 JOBS_AT_ONCE = 100
 SAMPLE_SECONDS = 1.0

@@ -20,7 +20,7 @@ from spottrain_api.crd import CRDS
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.cluster.client import ClusterClient, JobKey, Manifest, PodIdentity, WatchClient
 from spottrain_operator.cluster.control_address import ControlAddress
-from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
+from spottrain_operator.cluster.kubernetes_client import KubernetesCluster
 from spottrain_operator.cluster.pods import JobRef, build_pod
 from spottrain_operator.cluster.watch_client import KubernetesWatch
 
@@ -58,15 +58,15 @@ class MemorySetup:
 class RealSetup:
     """The same with kubectl on a real control plane, in a namespace of its own."""
 
-    def __init__(self, kubectl: Any, watches: KubernetesWatch) -> None:
+    def __init__(self, kubectl: Any, direct: KubernetesCluster, watches: KubernetesWatch) -> None:
         self.kubectl = kubectl
         self.watches: WatchClient = watches
         self.namespace = f"contract-{uuid4().hex[:8]}"
         kubectl("apply", "--server-side", "-f", str(CRDS))
         wait_for(lambda: kubectl.run("get", "tj").returncode == 0, "the CRD is served")
         kubectl("create", "namespace", self.namespace)
-        self.direct = KubernetesCluster(client_configuration())
-        self.cluster: ClusterClient = self.direct
+        self.direct = direct
+        self.cluster: ClusterClient = direct
         self.nodes: list[str] = sorted(kubectl.ready_nodes())
 
     def put_job(self, name: str) -> None:
@@ -82,7 +82,6 @@ class RealSetup:
         ).strip()
 
     def close(self) -> None:
-        self.direct.close()
         self.kubectl.run("delete", "namespace", self.namespace, "--wait=false")
 
 
@@ -98,8 +97,8 @@ async def in_memory() -> AsyncIterator[Setup]:
 async def on_a_control_plane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
     kubectl = request.getfixturevalue("kubectl")
     monkeypatch.setenv("KUBECONFIG", str(kubectl.kubeconfig))
-    async with KubernetesWatch(client_configuration()) as watches:
-        real = RealSetup(kubectl, watches)
+    async with KubernetesCluster() as direct, KubernetesWatch() as watches:
+        real = RealSetup(kubectl, direct, watches)
         try:
             yield real
         finally:

@@ -25,7 +25,7 @@ from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.kopf_watch import KopfWatch
-from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
+from spottrain_operator.cluster.kubernetes_client import KubernetesCluster
 from spottrain_operator.cluster.leader_label import LeaderLabel
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
 from spottrain_operator.cluster.led_namespaces import LedNamespaces
@@ -322,13 +322,8 @@ async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:
         ClusterError: No cluster is configured.
         LeadershipLostError: The lease is lost, so this process has to end.
     """
-    configuration = client_configuration()
-    cluster = KubernetesCluster(configuration, settings.limits)
-    try:
-        async with KubernetesWatch(configuration) as watches:
-            await Operator(settings, cluster, KopfWatch(watches)).run(stop)
-    finally:
-        cluster.close()
+    async with KubernetesCluster(settings.limits) as cluster, KubernetesWatch() as watches:
+        await Operator(settings, cluster, KopfWatch(watches)).run(stop)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -14,16 +14,16 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from urllib.parse import urlencode
 
 import click
-import kubernetes.client as k8s
-import urllib3
+import kopf
 
 from spottrain_api import crd
 from spottrain_api.contract import ENV_CONTROL_URL, SPOT_LABELS, VERSION
+from spottrain_operator.cluster.api_server import JSON, connection_info
 from spottrain_operator.cluster.client import ClusterError, Manifest
-from spottrain_operator.cluster.kubernetes_client import client_configuration
+from spottrain_operator.cluster.kubernetes_client import NODES, PODS, SECRETS, path_of
 from spottrain_operator.control_api.certificate_keeper import CA, SECRET_NAME, decoded
 from spottrain_operator.options import spot_labels_option, watch_namespaces_option
 from spottrain_operator.rights import RIGHTS, asked, questions
@@ -38,6 +38,9 @@ APPLY_CRD = (
     "helm template CHART --show-only templates/crds.yaml | "
     "kubectl apply --server-side --force-conflicts --field-manager=helm -f -"
 )
+
+DEFINITIONS = ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions")
+ACCESS_REVIEWS = ("/apis/authorization.k8s.io/v1", "selfsubjectaccessreviews")
 
 Check = tuple[str, Callable[[], str]]
 """What is checked, and a function that returns what is wrong with it, or nothing."""
@@ -95,21 +98,42 @@ def _has(thing: Manifest, condition: str) -> bool:
     return any(each["type"] == condition and each["status"] == "True" for each in conditions)
 
 
+class Api:
+    """One request to the API server after the other."""
+
+    def __init__(self, info: kopf.ConnectionInfo) -> None:
+        self._info = info
+        self._trust = info.as_ssl_context()
+
+    def ask(self, path: str, body: Manifest | None = None) -> Manifest:
+        """Read an object or, with a body, create one.
+
+        Raises:
+            OSError: There was no answer or, as urllib.error.HTTPError, it was a refusal.
+        """
+        request = urllib.request.Request(
+            self._info.server.rstrip("/") + path,
+            data=None if body is None else json.dumps(body).encode(),
+            headers=self._info.as_http_headers() | {"Content-Type": JSON},
+        )
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=self._trust) as response:
+            answer: Manifest = json.load(response)
+            return answer
+
+
 class Installation:
     """An installed release, as its service accounts see it."""
 
     def __init__(
         self,
-        client: k8s.ApiClient,
+        api: Api,
         *,
         namespace: str,
         url: str,
         spot_labels: Mapping[str, str],
         watched: Sequence[str] = (),
     ) -> None:
-        self._authorization = k8s.AuthorizationV1Api(client)
-        self._core = k8s.CoreV1Api(client)
-        self._extensions = k8s.ApiextensionsV1Api(client)
+        self._api = api
         self._namespace = namespace
         self._url = url
         self._spot_labels = spot_labels
@@ -147,21 +171,22 @@ class Installation:
 
     def _trust(self) -> ssl.SSLContext:
         """What the release's pods trust."""
-        secret = _json(self._core.read_namespaced_secret, SECRET_NAME, self._namespace)
+        secret = self._api.ask(path_of(SECRETS, self._namespace, SECRET_NAME))
         return ssl.create_default_context(cadata=decoded(secret).get(CA) or None)
 
     def _crd(self, name: str) -> str:
         try:
-            found = _json(self._extensions.read_custom_resource_definition, name)
-        except k8s.ApiException as error:
-            if error.status != HTTPStatus.NOT_FOUND:
+            found = self._api.ask(path_of(DEFINITIONS, name=name))
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.NOT_FOUND:
                 raise
             found = None
         return crd_problem(found, name)
 
     def _watchers(self, labels: str) -> str:
-        pods = _items(self._core.list_namespaced_pod, self._namespace, label_selector=labels)
-        return watchers_problem(_items(self._core.list_node), pods, self._spot_labels)
+        pods = self._api.ask(f"{path_of(PODS, self._namespace)}?{urlencode({'labelSelector': labels})}")
+        nodes = self._api.ask(path_of(NODES))
+        return watchers_problem(nodes["items"], pods["items"], self._spot_labels)
 
     def _rights(self, part: str) -> str:
         denied = [asked(each) for each in questions(part, self._namespace, self._watched) if not self._may(each)]
@@ -170,28 +195,17 @@ class Installation:
     def _may(self, question: dict[str, str]) -> bool:
         of = "nonResourceAttributes" if "path" in question else "resourceAttributes"
         review = {"spec": {of: question}}
-        answer = _json(self._authorization.create_self_subject_access_review, review)
+        answer = self._api.ask(path_of(ACCESS_REVIEWS), review)
         return bool(answer["status"]["allowed"])
-
-
-def _json(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Manifest:
-    answer: Manifest = json.loads(
-        method(*args, _preload_content=False, _request_timeout=TIMEOUT_SECONDS, **kwargs).data
-    )
-    return answer
-
-
-def _items(method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Manifest]:
-    return list(_json(method, *args, **kwargs)["items"])
 
 
 def tried(check: Callable[[], str]) -> str:
     """The problem that a check finds; an API server that does not answer is one."""
     try:
         return check()
-    except k8s.ApiException as error:
-        return f"the API server answers {error.status} {error.reason}: {error.body}"
-    except (urllib3.exceptions.HTTPError, OSError) as error:
+    except urllib.error.HTTPError as error:
+        return f"the API server answers {error.code} {error.reason}: {error.read().decode(errors='replace')}"
+    except OSError as error:
         return f"the API server can't be reached: {error}"
 
 
@@ -230,11 +244,11 @@ def main(
 ) -> None:
     """Check that an installation works. Ends with status 1 if it does not."""
     try:
-        client = k8s.ApiClient(client_configuration())
+        api = Api(connection_info())
     except ClusterError as error:
         raise click.ClickException(str(error)) from error
     release = Installation(
-        client,
+        api,
         namespace=namespace,
         url=url.rstrip("/"),
         spot_labels={**SPOT_LABELS, **spot_labels},

@@ -370,9 +370,13 @@ def test_a_spot_node_that_nobody_watches_is_in_the_jobs_condition_until_somebody
     assert (generation["state"], generation["number"]) == ("Active", 1), "no generation ends for it"
     events = [each["reason"] for each in kubectl.list("events", jobs.namespace)]
     assert events.count("WatcherMissing") == 1
-    annotations = pod["metadata"]["annotations"]
-    assert annotations["karpenter.sh/do-not-disrupt"] == "true"
-    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+    protected = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+
+    def annotations() -> dict[str, str]:
+        [member] = jobs.pods("unheard")
+        return dict(member["metadata"]["annotations"])
+
+    wait_for(lambda: protected.items() <= annotations().items(), "autoscalers leave the node alone")
     with watcher(kubectl, pod, tmp_path):
         wait_for(lambda: notices()["status"] == "True", f"somebody watches\n{operator.log()}")
         assert notices()["reason"] == "Heard"

@@ -5,28 +5,25 @@ from __future__ import annotations
 import json
 
 import pytest
-from kubernetes.client import ApiException
 
+from spottrain_operator.cluster.api_server import NotFoundError, refusal
 from spottrain_operator.cluster.client import (
     AlreadyExistsError,
     ClusterError,
     ConflictError,
+    ExpiredError,
     ForbiddenError,
     InvalidObjectError,
 )
-from spottrain_operator.cluster.kubernetes_client import NotFoundError, translated
 
 
 def test_what_the_api_server_asks_to_wait() -> None:
-    error = ApiException(status=429, reason="Too Many Requests")
     for headers, seconds in (
         ({"Retry-After": "7"}, 7.0),
         ({"Retry-After": "Mon, 01 Jan"}, None),
         ({}, None),
-        (None, None),
     ):
-        error.headers = headers
-        assert translated(error).retry_after == seconds
+        assert refusal(429, headers, "Too Many Requests").retry_after == seconds
 
 
 WEBHOOK = 'admission webhook "policy.example.com" denied the request: no team label'
@@ -48,11 +45,15 @@ POLICY = "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no team
         (409, "AlreadyExists", "there is one", AlreadyExistsError, "there is one"),
         (409, "Conflict", "it was modified", ConflictError, "it was modified"),
         (404, "NotFound", "no such pod", NotFoundError, "no such pod"),
+        (410, "Expired", "too old resource version", ExpiredError, "too old resource version"),
     ],
 )
 def test_errors(status: int, reason: str, message: str, kind: type[ClusterError], said: str) -> None:
-    error = ApiException(status=status, reason=reason)
-    error.body = json.dumps({"message": message, "reason": reason})
-    found = translated(error)
+    found = refusal(status, {}, json.dumps({"message": message, "reason": reason}))
     assert type(found) is kind
     assert str(found).startswith(said)
+
+
+def test_a_refusal_that_is_not_the_api_servers_keeps_its_text() -> None:
+    assert str(refusal(502, {}, "<h1>Bad Gateway</h1>")) == "the API server answered 502: <h1>Bad Gateway</h1>"
+    assert str(refusal(503, {}, "")) == "the API server answered 503: no reason was given"

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kubernetes.utils.quantity import parse_quantity
 
 from minimal_job import MINIMAL
 from spottrain_api.contract import ENV_CONTROL_URL, CapacityType
+from spottrain_api.quantity import parse_quantity
 from spottrain_api.v1alpha1 import Network, TrainingJobSpec
 from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.pods import JobRef, build_pod

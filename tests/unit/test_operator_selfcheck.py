@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from email.message import Message
+from io import BytesIO
 from typing import Any
+from urllib.error import HTTPError
 
-import kubernetes.client as k8s
 import pytest
 
 from spottrain_api import crd
@@ -100,7 +102,7 @@ def raising(error: Exception) -> Callable[[], str]:
 @pytest.mark.parametrize(
     ("error", "problem"),
     [
-        (k8s.ApiException(status=403, reason="Forbidden"), "the API server answers 403 Forbidden"),
+        (HTTPError("https://api", 403, "Forbidden", Message(), BytesIO()), "the API server answers 403 Forbidden"),
         (ConnectionRefusedError("refused"), "the API server can't be reached: refused"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-import kubernetes.client as k8s
+import kopf
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -32,8 +32,8 @@ async def test_lists_are_repeated_after_the_time_that_the_api_server_asks_for() 
     application = web.Application()
     application.router.add_get("/{path:.*}", answer)
     async with TestServer(application) as server:
-        configuration = k8s.Configuration(host=str(server.make_url("")).rstrip("/"))
-        async with KubernetesWatch(configuration) as watches:
+        info = kopf.ConnectionInfo(server=str(server.make_url("")))
+        async with KubernetesWatch(lambda: info) as watches:
             with pytest.raises(ClusterError, match="429: too many requests") as refusal:
                 await watches.list_kind(Kind.NODES)
             assert refusal.value.retry_after == 1.0

@@ -9,15 +9,14 @@ take the process' signals, and cancel every task at its end.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import kopf
 
 from spottrain_api.contract import GROUP, PLURAL, VERSION
+from spottrain_operator.cluster.api_server import connection_info
 from spottrain_operator.cluster.client import (
     ClusterError,
     ExpiredError,
@@ -27,7 +26,6 @@ from spottrain_operator.cluster.client import (
     WatchClient,
     WatchEvent,
 )
-from spottrain_operator.cluster.kubernetes_client import serviceaccount_dir
 from spottrain_operator.cluster.watch_client import PAGE_SIZE
 
 # The inactivity timeout finds a watch that died silently: the server sends a bookmark every minute.
@@ -41,8 +39,6 @@ IDLE_SECONDS = 0.1
 # Between tries of a request, until kopf gives up and is started again. They stay short, so that the operator hears of
 # changes soon after an outage.
 PAUSES = (0.5, 1.0, 2.0, 2.0, 2.0)
-# The kubelet renews a pod's token long before it expires. Each login reads the new one.
-LOGIN_MINUTES = 10
 STOP_SECONDS = 5
 
 RawEvent = Mapping[str, Any]
@@ -144,8 +140,8 @@ def build_registry(put: Callable[[RawEvent], None]) -> kopf.OperatorRegistry:
         put(event)
 
     @kopf.on.login(registry=registry)
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return connection_info(**kwargs)
+    def login(**_: Any) -> kopf.ConnectionInfo:
+        return connection_info()
 
     return registry
 
@@ -170,21 +166,3 @@ def build_settings() -> kopf.OperatorSettings:
     settings.networking.connect_timeout = CONNECT_SECONDS
     settings.networking.error_backoffs = PAUSES
     return settings
-
-
-def connection_info(**kwargs: Any) -> kopf.ConnectionInfo | None:
-    """Credentials for kopf's own connections.
-
-    They are the same as those of `kubernetes_client.client_configuration`.
-    """
-    directory = serviceaccount_dir()
-    if directory is None:
-        return kopf.login_with_kubeconfig(**kwargs)
-    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    return kopf.ConnectionInfo(
-        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
-        ca_path=directory / "ca.crt",
-        scheme="Bearer",
-        token=(directory / "token").read_text().strip(),
-        expiration=datetime.now(UTC) + timedelta(minutes=LOGIN_MINUTES),
-    )

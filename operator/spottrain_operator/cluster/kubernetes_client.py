@@ -1,173 +1,132 @@
-"""Access to a real cluster through the official Kubernetes client.
-
-Calls run in a limited pool of threads and have timeouts.
-"""
+"""The operator's reads and writes of a real API server, within limits."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import re
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AsyncExitStack
 from typing import Any
+from urllib.parse import quote
 
-import kubernetes.client as k8s
-import kubernetes.config
-import urllib3
-from kubernetes.config.incluster_config import InClusterConfigLoader
+import aiohttp
+import kopf
 
-from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, GROUP, PLURAL, SERVICEACCOUNT_DIR, VERSION
+from spottrain_api.contract import GROUP, PLURAL, VERSION
 from spottrain_api.history import HISTORY_PLURAL
+from spottrain_operator.cluster.api_server import MERGE_PATCH, ApiServer, NotFoundError, connection_info
 from spottrain_operator.cluster.client import (
     AlreadyExistsError,
-    ClusterError,
     ConflictError,
-    ForbiddenError,
     InvalidObjectError,
     JobKey,
     Manifest,
     PodIdentity,
     TokenIssuer,
-    retry_after,
 )
 from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits, RequestLimiter, is_urgent
 
-CONNECT_TIMEOUT_SECONDS = 3.0
-READ_TIMEOUT_SECONDS = 15.0
-# Requests at once. Urgent ones have threads of their own, so that none waits for the answer to another.
-NUM_THREADS = 12
-NUM_URGENT_THREADS = 8
-# Reviews of tokens have threads, connections and a limit of their own, so that a flood of tokens delays no pass.
-NUM_REVIEW_THREADS = 4
+# A request that waits for a connection has no limit: those before it have.
+TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=3.0, sock_read=15.0)
+# Requests at once. Urgent ones have connections of their own, so that none waits for the answer to another.
+NUM_CONNECTIONS = 12
+NUM_URGENT_CONNECTIONS = 8
+# Reviews of tokens have connections and a limit of their own, so that a flood of tokens delays no pass.
+NUM_REVIEW_CONNECTIONS = 4
+
+PODS = ("/api/v1", "pods")
+NODES = ("/api/v1", "nodes")
+EVENTS = ("/api/v1", "events")
+SECRETS = ("/api/v1", "secrets")
+NAMESPACES = ("/api/v1", "namespaces")
+JOBS = (f"/apis/{GROUP}/{VERSION}", PLURAL)
+HISTORIES = (f"/apis/{GROUP}/{VERSION}", HISTORY_PLURAL)
+LEASES = ("/apis/coordination.k8s.io/v1", "leases")
+NETWORK_POLICIES = ("/apis/networking.k8s.io/v1", "networkpolicies")
+TOKEN_REVIEWS = ("/apis/authentication.k8s.io/v1", "tokenreviews")
 
 EXTRA_POD_NAME = "authentication.kubernetes.io/pod-name"
 EXTRA_POD_UID = "authentication.kubernetes.io/pod-uid"
 SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
 
 
-def serviceaccount_dir() -> Path | None:
-    """Folder of this process' service account, or None outside of a cluster."""
-    directory = Path(os.environ.get(ENV_SERVICEACCOUNT_DIR, SERVICEACCOUNT_DIR))
-    inside = "KUBERNETES_SERVICE_HOST" in os.environ and (directory / "token").is_file()
-    return directory if inside else None
+Resource = tuple[str, str]
+"""A group with its version, as in the path, and a kind in the plural."""
+Send = Callable[..., Awaitable[Manifest]]
 
 
-def client_configuration() -> k8s.Configuration:
-    """How to reach the API server.
-
-    In a pod, with its service account, whose token is read again as it rotates. Otherwise with the kubeconfig in
-    KUBECONFIG (default ~/.kube/config).
-
-    Raises:
-        ClusterError: There is neither. The message is a sentence.
-    """
-    configuration = k8s.Configuration()
-    try:
-        if (directory := serviceaccount_dir()) is not None:
-            loader = InClusterConfigLoader(str(directory / "token"), str(directory / "ca.crt"))
-            loader.load_and_set(configuration)
-        else:
-            kubeconfig = os.environ.get("KUBECONFIG")
-            kubernetes.config.load_kube_config(kubeconfig, client_configuration=configuration)
-    except kubernetes.config.ConfigException as error:
-        raise ClusterError(
-            f"no cluster is configured: {error}; run in a pod with a service account, or point KUBECONFIG "
-            "at a kubeconfig file"
-        ) from error
-    configuration.connection_pool_maxsize = NUM_THREADS + NUM_URGENT_THREADS
-    configuration.retries = False
-    return configuration
-
-
-# A refusal starts like 'pods "gpt-7" is forbidden: exceeded quota …'. The rest is the same for the next pod.
-_NAMED = re.compile(r'^\S+ "[^"]*" is (forbidden|invalid): ')
-# Webhooks and policies refuse like this, with any status.
-_DENIED = re.compile(r"^(admission webhook|ValidatingAdmissionPolicy) .* denied (the )?request")
+def path_of(resource: Resource, namespace: str = "", name: str = "") -> str:
+    """The path of an object, or of all objects of a kind, perhaps in a namespace."""
+    group, plural = resource
+    inside = ("namespaces", quote(namespace, safe="")) if namespace else ()
+    return "/".join((group, *inside, plural, *((quote(name, safe=""),) if name else ())))
 
 
 class KubernetesCluster:
     """All clients of the operator on a real API server.
 
     Implements ClusterClient, PodLabelClient, TokenReviewer, IssuerClient, LeaseClient, SecretClient,
-    NamespaceClient and HistoryClient.
+    NamespaceClient and HistoryClient. Use it as an async context manager.
     """
 
-    def __init__(self, configuration: k8s.Configuration, limits: ClientLimits = DEFAULT_LIMITS) -> None:
-        client = k8s.ApiClient(configuration)
-        self._core = k8s.CoreV1Api(client)
-        self._custom = k8s.CustomObjectsApi(client)
-        self._leases = k8s.CoordinationV1Api(client)
-        self._networking = k8s.NetworkingV1Api(client)
-        of_tokens = k8s.ApiClient(configuration)
-        self._reviews = k8s.AuthenticationV1Api(of_tokens)
-        self._discovery, self._keys = k8s.WellKnownApi(of_tokens), k8s.OpenidApi(of_tokens)
+    def __init__(
+        self, limits: ClientLimits = DEFAULT_LIMITS, connect: Callable[[], kopf.ConnectionInfo] = connection_info
+    ) -> None:
+        self._ordinary = ApiServer(connect, max_connections=NUM_CONNECTIONS)
+        self._urgent = ApiServer(connect, max_connections=NUM_URGENT_CONNECTIONS)
+        self._of_reviews = ApiServer(connect, max_connections=NUM_REVIEW_CONNECTIONS)
         self._limiter = RequestLimiter(limits)
         self._review_limiter = RequestLimiter(limits)
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kubernetes")
-        self._urgent_threads = ThreadPoolExecutor(NUM_URGENT_THREADS, thread_name_prefix="kubernetes-urgent")
-        self._review_threads = ThreadPoolExecutor(NUM_REVIEW_THREADS, thread_name_prefix="reviews")
+        self._open = AsyncExitStack()
 
-    def close(self) -> None:
-        for threads in (self._threads, self._urgent_threads, self._review_threads):
-            threads.shutdown(wait=False, cancel_futures=True)
+    async def __aenter__(self) -> KubernetesCluster:
+        for api in (self._ordinary, self._urgent, self._of_reviews):
+            await self._open.enter_async_context(api)
+        return self
 
-    async def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Manifest:
+    async def __aexit__(self, *error: object) -> None:
+        await self._open.aclose()
+
+    async def _call(self, method: str, path: str, body: Manifest | None = None, **options: Any) -> Manifest:
         """Send a request within the limits.
 
         The lease is renewed without: a leader that can't has to end.
         """
         await self._limiter.turn()
-        return await self._send(method, *args, **kwargs)
+        return await self._send(method, path, body, **options)
 
-    async def _send(
-        self, method: Callable[..., Any], *args: Any, threads: ThreadPoolExecutor | None = None, **kwargs: Any
-    ) -> Manifest:
-        def request() -> Manifest:
-            timeout = (CONNECT_TIMEOUT_SECONDS, READ_TIMEOUT_SECONDS)
-            response = method(*args, _preload_content=False, _request_timeout=timeout, **kwargs)
-            answer: Manifest = json.loads(response.data)
-            return answer
+    async def _send(self, method: str, path: str, body: Manifest | None = None, **options: Any) -> Manifest:
+        api = self._urgent if is_urgent.get() else self._ordinary
+        return await api.request(method, path, body=body, timeout=TIMEOUT, **options)
 
-        try:
-            threads = threads or (self._urgent_threads if is_urgent.get() else self._threads)
-            return await asyncio.get_running_loop().run_in_executor(threads, request)
-        except k8s.ApiException as error:
-            raise translated(error) from error
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ClusterError(f"the API server can't be reached: {error}") from error
+    async def _review(self, method: str, path: str, body: Manifest | None = None) -> Manifest:
+        await self._review_limiter.turn()
+        return await self._of_reviews.request(method, path, body=body, timeout=TIMEOUT)
 
     async def get_job(self, key: JobKey) -> Manifest | None:
-        return await _found(
-            self._call(self._custom.get_namespaced_custom_object, GROUP, VERSION, key.namespace, PLURAL, key.name)
-        )
+        return await _found(self._call("GET", path_of(JOBS, key.namespace, key.name)))
 
     async def list_jobs(self) -> list[Manifest]:
-        answer = await self._call(self._custom.list_cluster_custom_object, GROUP, VERSION, PLURAL)
+        answer = await self._call("GET", path_of(JOBS))
         return list(answer["items"])
 
     async def replace_job_status(self, job: Manifest) -> Manifest:
         meta = job["metadata"]
-        replace = self._custom.replace_namespaced_custom_object_status
         try:
-            return await self._call(replace, GROUP, VERSION, meta["namespace"], PLURAL, meta["name"], job)
+            return await self._call("PUT", f"{path_of(JOBS, meta['namespace'], meta['name'])}/status", job)
         except NotFoundError as error:
             raise ConflictError(str(error)) from error
 
     async def delete_job(self, key: JobKey, *, uid: str) -> None:
-        delete = self._custom.delete_namespaced_custom_object
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
-        await _gone(self._call(delete, GROUP, VERSION, key.namespace, PLURAL, key.name, body=body))
+        await _gone(self._call("DELETE", path_of(JOBS, key.namespace, key.name), body))
 
     async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]:
         selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
-        answer = await self._call(self._core.list_namespaced_pod, namespace, label_selector=selector)
+        answer = await self._call("GET", path_of(PODS, namespace), params={"labelSelector": selector})
         return list(answer["items"])
 
     async def create_pod(self, pod: Manifest) -> Manifest:
-        return await self._call(self._core.create_namespaced_pod, pod["metadata"]["namespace"], pod)
+        return await self._call("POST", path_of(PODS, pod["metadata"]["namespace"]), pod)
 
     async def delete_pod(
         self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
@@ -175,15 +134,16 @@ class KubernetesCluster:
         body: Manifest = {"preconditions": {"uid": uid}}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
-        return await _gone(self._call(self._core.delete_namespaced_pod, name, namespace, body=body))
+        return await _gone(self._call("DELETE", path_of(PODS, namespace, name), body))
 
     async def annotate_pod(
         self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
     ) -> Manifest | None:
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         try:
-            patch, merge = self._core.patch_namespaced_pod, "application/merge-patch+json"
-            return await _gone(self._call(patch, name, namespace, body, _content_type=merge))
+            return await _gone(
+                self._call("PATCH", path_of(PODS, namespace, name), body, content_type=MERGE_PATCH),
+            )
         except InvalidObjectError as error:
             if not str(error).startswith("metadata.uid:"):  # it can't change: this is another pod
                 raise
@@ -191,19 +151,19 @@ class KubernetesCluster:
 
     async def label_pod(self, namespace: str, name: str, *, labels: Mapping[str, str | None]) -> None:
         body = {"metadata": {"labels": dict(labels)}}
-        patch, merge = self._core.patch_namespaced_pod, "application/merge-patch+json"
-        await _gone(self._send(patch, name, namespace, body, _content_type=merge))
+        await _gone(self._send("PATCH", path_of(PODS, namespace, name), body, content_type=MERGE_PATCH))
 
     async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
-        reads = [_found(self._call(self._core.read_node, name)) for name in sorted(set(names))]
+        reads = [_found(self._call("GET", path_of(NODES, name=name))) for name in sorted(set(names))]
         return [node for node in await asyncio.gather(*reads) if node is not None]
 
     async def create_event(self, event: Manifest) -> None:
-        await self._call(self._core.create_namespaced_event, event["metadata"]["namespace"], event)
+        await self._call("POST", path_of(EVENTS, event["metadata"]["namespace"]), event)
 
     async def events_about(self, namespace: str, *, uid: str) -> list[Manifest]:
-        selector = f"involvedObject.uid={uid}"
-        answer = await self._call(self._core.list_namespaced_event, namespace, field_selector=selector)
+        answer = await self._call(
+            "GET", path_of(EVENTS, namespace), params={"fieldSelector": f"involvedObject.uid={uid}"}
+        )
         return sorted(answer["items"], key=_happened_at)
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
@@ -212,64 +172,43 @@ class KubernetesCluster:
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [audience]},
         }
-        await self._review_limiter.turn()
-        answer = await self._send(self._reviews.create_token_review, body, threads=self._review_threads)
+        answer = await self._review("POST", path_of(TOKEN_REVIEWS), body)
         return _pod_identity(answer.get("status", {}), audience)
 
     async def read_issuer(self) -> TokenIssuer:
-        await self._review_limiter.turn()
-        discovered = await self._send(
-            self._discovery.get_service_account_issuer_open_id_configuration, threads=self._review_threads
-        )
-        await self._review_limiter.turn()
-        keys = await self._send(self._keys.get_service_account_issuer_open_id_keyset, threads=self._review_threads)
+        discovered = await self._review("GET", "/.well-known/openid-configuration")
+        keys = await self._review("GET", "/openid/v1/jwks")
         return TokenIssuer(name=discovered.get("issuer", ""), keys=keys)
 
     async def read_lease(self, namespace: str, name: str) -> Manifest | None:
-        return await _found(self._send(self._leases.read_namespaced_lease, name, namespace))
+        return await _found(self._send("GET", path_of(LEASES, namespace, name)))
 
     async def list_leases(self, name: str) -> list[Manifest]:
-        selector = f"metadata.name={name}"
-        answer = await self._send(self._leases.list_lease_for_all_namespaces, field_selector=selector)
+        answer = await self._send("GET", path_of(LEASES), params={"fieldSelector": f"metadata.name={name}"})
         return list(answer["items"])
 
     async def write_lease(self, lease: Manifest) -> Manifest:
-        create, replace = self._leases.create_namespaced_lease, self._leases.replace_namespaced_lease
-        return await self._write(lease, create, replace, self._send)
+        return await self._write(LEASES, lease, self._send)
 
     async def read_secret(self, namespace: str, name: str) -> Manifest | None:
-        return await _found(self._send(self._core.read_namespaced_secret, name, namespace))
+        return await _found(self._send("GET", path_of(SECRETS, namespace, name)))
 
     async def write_secret(self, secret: Manifest) -> Manifest:
-        create, replace = self._core.create_namespaced_secret, self._core.replace_namespaced_secret
-        return await self._write(secret, create, replace, self._send)
+        return await self._write(SECRETS, secret, self._send)
 
     async def create_network_policy(self, policy: Manifest) -> None:
-        await self._call(self._networking.create_namespaced_network_policy, policy["metadata"]["namespace"], policy)
+        await self._call("POST", path_of(NETWORK_POLICIES, policy["metadata"]["namespace"]), policy)
 
     async def get_namespace(self, name: str) -> Manifest | None:
-        return await _found(self._call(self._core.read_namespace, name))
+        return await _found(self._call("GET", path_of(NAMESPACES, name=name)))
 
     async def read_history(self, key: JobKey) -> Manifest | None:
-        get = self._custom.get_namespaced_custom_object
-        return await _found(self._call(get, GROUP, VERSION, key.namespace, HISTORY_PLURAL, key.name))
+        return await _found(self._call("GET", path_of(HISTORIES, key.namespace, key.name)))
 
     async def write_history(self, history: Manifest) -> Manifest:
-        def create(namespace: str, body: Manifest, **options: Any) -> Any:
-            return self._custom.create_namespaced_custom_object(
-                GROUP, VERSION, namespace, HISTORY_PLURAL, body, **options
-            )
+        return await self._write(HISTORIES, history, self._call)
 
-        def replace(name: str, namespace: str, body: Manifest, **options: Any) -> Any:
-            return self._custom.replace_namespaced_custom_object(
-                GROUP, VERSION, namespace, HISTORY_PLURAL, name, body, **options
-            )
-
-        return await self._write(history, create, replace, self._call)
-
-    async def _write(
-        self, body: Manifest, create: Callable[..., Any], replace: Callable[..., Any], send: Callable[..., Any]
-    ) -> Manifest:
+    async def _write(self, resource: Resource, body: Manifest, send: Send) -> Manifest:
         """Create an object that has no resourceVersion yet; replace one that has.
 
         Raises:
@@ -278,41 +217,10 @@ class KubernetesCluster:
         meta = body["metadata"]
         try:
             if "resourceVersion" not in meta:
-                answer: Manifest = await send(create, meta["namespace"], body)
-            else:
-                answer = await send(replace, meta["name"], meta["namespace"], body)
+                return await send("POST", path_of(resource, meta["namespace"]), body)
+            return await send("PUT", path_of(resource, meta["namespace"], meta["name"]), body)
         except (AlreadyExistsError, NotFoundError) as error:
             raise ConflictError(str(error)) from error
-        return answer
-
-
-class NotFoundError(ClusterError):
-    """The object doesn't exist."""
-
-
-def translated(error: k8s.ApiException) -> ClusterError:
-    """Translate an error of the client into one of ours.
-
-    The result keeps the API server's own sentence.
-    """
-    try:
-        answer = json.loads(error.body or "{}")
-    except ValueError:
-        answer = {}
-    sentence = answer.get("message") or f"{error.status} {error.reason}"
-    said = _NAMED.sub("", sentence)
-    if error.status == 403 or "failed calling webhook" in sentence:
-        return ForbiddenError(said)
-    if error.status in (400, 422) or _DENIED.match(said):
-        return InvalidObjectError(said)
-    if error.status == 404:
-        return NotFoundError(sentence)
-    if error.status == 409:
-        exists = answer.get("reason") == "AlreadyExists"
-        return AlreadyExistsError(sentence) if exists else ConflictError(sentence)
-    return ClusterError(
-        f"the API server answered {error.status}: {sentence}", retry_after=retry_after(error.headers or {})
-    )
 
 
 def _happened_at(event: Manifest) -> str:

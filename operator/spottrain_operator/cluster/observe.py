@@ -6,9 +6,9 @@ import logging
 import re
 from contextlib import suppress
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
-from kubernetes.utils.quantity import parse_quantity
 from pydantic import ValidationError
 
 from spottrain_api.contract import (
@@ -24,6 +24,7 @@ from spottrain_api.contract import (
     Notice,
     accepted_taints,
 )
+from spottrain_api.quantity import parse_quantity
 from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
 from spottrain_api.wording import one_line
@@ -217,7 +218,7 @@ def _is_above_quota(said: str) -> bool:
     return any(name in limited and amount > limited[name] for name, amount in _amounts(found["requested"]).items())
 
 
-def _amounts(text: str) -> dict[str, Any]:
+def _amounts(text: str) -> dict[str, Decimal]:
     """Numbers by name, from "cpu=1,memory=2Gi". Leaves out what can't be read."""
     found = {}
     for name, _, amount in (each.partition("=") for each in text.split(",")):

@@ -9,24 +9,15 @@ from __future__ import annotations
 
 import json
 import random
-import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
 
 import aiohttp
-import kubernetes.client as k8s
+import kopf
 from pydantic_core import from_json
 
 from spottrain_api.contract import GROUP, LABEL_MANAGED_BY, MANAGED_BY, PLURAL, VERSION
-from spottrain_operator.cluster.client import (
-    ClusterError,
-    ExpiredError,
-    Kind,
-    Listing,
-    Manifest,
-    WatchEvent,
-    retry_after,
-)
+from spottrain_operator.cluster.api_server import ApiServer, connection_info, refusal
+from spottrain_operator.cluster.client import Kind, Listing, Manifest, WatchEvent
 
 PAGE_SIZE = 500
 CONNECT_SECONDS = 5.0
@@ -37,7 +28,6 @@ WATCH_SECONDS = 300
 INACTIVITY_SECONDS = 70.0
 # A line holds one object, and etcd holds none above 1.5 MB.
 MAX_LINE_BYTES = 4 * 2**20
-_GONE = 410
 
 _PATHS = {Kind.JOBS: f"/apis/{GROUP}/{VERSION}", Kind.PODS: "/api/v1", Kind.NODES: "/api/v1"}
 _PLURALS = {Kind.JOBS: PLURAL, Kind.PODS: "pods", Kind.NODES: "nodes"}
@@ -45,25 +35,17 @@ _SELECTED: Mapping[Kind, Mapping[str, str]] = {Kind.PODS: {LABEL_MANAGED_BY: MAN
 
 
 class KubernetesWatch:
-    """Implements WatchClient with the credentials of the Kubernetes client.
+    """Implements WatchClient with connections of its own. Use it as an async context manager."""
 
-    Use it as an async context manager.
-    """
-
-    def __init__(self, configuration: k8s.Configuration) -> None:
-        self._configuration = configuration
-        self._session: aiohttp.ClientSession | None = None
+    def __init__(self, connect: Callable[[], kopf.ConnectionInfo] = connection_info) -> None:
+        self._api = ApiServer(connect, max_line_bytes=MAX_LINE_BYTES)
 
     async def __aenter__(self) -> KubernetesWatch:
-        connector = aiohttp.TCPConnector(ssl=_tls(self._configuration))
-        self._session = aiohttp.ClientSession(
-            self._configuration.host.rstrip("/"), connector=connector, read_bufsize=MAX_LINE_BYTES, trust_env=True
-        )
+        await self._api.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+    async def __aexit__(self, *error: object) -> None:
+        await self._api.__aexit__(*error)
 
     async def list_kind(
         self,
@@ -77,8 +59,7 @@ class KubernetesWatch:
         query = _query(kind, labels) | {"limit": str(PAGE_SIZE)}
         timeout = aiohttp.ClientTimeout(total=READ_SECONDS, sock_connect=CONNECT_SECONDS)
         while True:
-            async with self._get(_path(kind, namespace), query, timeout) as response:
-                page = from_json(await response.read())
+            page = await self._api.request("GET", _path(kind, namespace), params=query, timeout=timeout)
             items += map(keep, page["items"])
             if not page["metadata"].get("continue"):
                 return Listing(items=tuple(items), version=int(page["metadata"]["resourceVersion"]))
@@ -93,30 +74,9 @@ class KubernetesWatch:
             "timeoutSeconds": str(seconds),
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=INACTIVITY_SECONDS)
-        async with self._get(_path(kind, ""), query, timeout) as response:
+        async with self._api.response("GET", _path(kind, ""), params=query, timeout=timeout) as response:
             async for line in response.content:
                 yield _event(from_json(line))
-
-    @asynccontextmanager
-    async def _get(
-        self, path: str, query: Mapping[str, str], timeout: aiohttp.ClientTimeout
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        if self._session is None:
-            raise RuntimeError("Use KubernetesWatch as an async context manager.")
-        try:
-            async with self._session.get(
-                path,
-                params=query,
-                headers=_headers(self._configuration),
-                timeout=timeout,
-                proxy=self._configuration.proxy or None,
-                server_hostname=self._configuration.tls_server_name or None,
-            ) as response:
-                if response.status >= 400:
-                    raise _refused(response, await response.text())
-                yield response
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise ClusterError(f"the API server can't be reached: {error or type(error).__name__}") from error
 
 
 def _path(kind: Kind, namespace: str) -> str:
@@ -134,38 +94,6 @@ def _query(kind: Kind, labels: Mapping[str, str] | None) -> dict[str, str]:
 def _event(line: Manifest) -> WatchEvent:
     kind, found = line["type"], line["object"]
     if kind == "ERROR":
-        raise _error(found.get("code", 0), found.get("message", "no reason was given"))
+        raise refusal(found.get("code", 0), {}, json.dumps(found))
     version = int(found["metadata"]["resourceVersion"])
     return WatchEvent(object=None if kind == "BOOKMARK" else found, version=version, deleted=kind == "DELETED")
-
-
-def _refused(response: aiohttp.ClientResponse, text: str) -> ClusterError:
-    wait = retry_after(response.headers)
-    try:
-        return _error(response.status, str(json.loads(text)["message"]), wait)
-    except (ValueError, KeyError, TypeError):
-        return _error(response.status, text[:500], wait)
-
-
-def _error(status: int, sentence: str, wait: float | None = None) -> ClusterError:
-    if status == _GONE:
-        return ExpiredError(sentence)
-    return ClusterError(f"the API server answered {status}: {sentence}", retry_after=wait)
-
-
-def _headers(configuration: k8s.Configuration) -> dict[str, str]:
-    """Return the headers with the credentials of a request.
-
-    The configuration reads a token again as it rotates.
-    """
-    settings = configuration.auth_settings().values()
-    return {each["key"]: each["value"] for each in settings if each["in"] == "header" and each["value"]}
-
-
-def _tls(configuration: k8s.Configuration) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-    if not configuration.verify_ssl:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    if configuration.cert_file:
-        context.load_cert_chain(configuration.cert_file, configuration.key_file)
-    return context
