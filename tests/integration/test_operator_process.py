@@ -375,4 +375,5 @@ def test_a_spot_node_that_nobody_watches_is_in_the_jobs_condition_until_somebody
     assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
     with watcher(kubectl, pod, tmp_path):
         wait_for(lambda: notices()["status"] == "True", f"somebody watches\n{operator.log()}")
-        assert notices()["reason"] == "Heard"
+        assert notices()["reason"] == "KubernetesOnly"
+        assert f"On {pod['spec']['nodeName']} the watcher knows no cloud" in notices()["message"]
