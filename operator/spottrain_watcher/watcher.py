@@ -41,6 +41,7 @@ class Watcher:
         self._proof = proof
         self._marker = marker
         self._metrics = Metrics(sources)
+        self._hears_cloud = hears_cloud(sources)
         self._ledger = Ledger()
         self._trouble = self._present_trouble()
         self._starting = self._only_starting()
@@ -48,7 +49,7 @@ class Watcher:
 
     async def run(self) -> None:
         """Follow all sources until cancelled."""
-        if not hears_cloud(self._sources):
+        if not self._hears_cloud:
             logger.warning(
                 "Only the signals of Kubernetes are heard: the node belongs to no cloud that the watcher knows. "
                 "If it does, name the cloud in %s (the chart's value watcher.env).",
@@ -109,7 +110,8 @@ class Watcher:
 
     def _notice_list(self) -> NoticeList:
         found = self._ledger.notice_list(self._trouble, starting=self._starting)
-        return found.model_copy(update={"proof": self._proof}) if found.notices else found
+        proof = self._proof if found.notices else None
+        return found.model_copy(update={"hears_cloud": self._hears_cloud, "proof": proof})
 
     async def _serve_notices(self, request: web.Request) -> web.Response:
         after = request.query.get("after", "")

@@ -167,6 +167,17 @@ WRONG = [
         ),
         generations=0,
     ),
+    Wrong(
+        name="no-agent",
+        spec={"env": [{"name": "PYTHONPATH", "value": str(Path(__file__).parent / "jobs" / "without_agent")}]},
+        reason="CannotStart",
+        sentences=(
+            "3 pods ended before they could train; the last: the container of pod no-agent-",
+            ": No module named spottrain_agent. The image lacks spottrain's agent: build it on the spottrain-trainer",
+            ". See its log (kubectl logs -n ",
+        ),
+        generations=0,
+    ),
     mounting("no-volume", {"secret": {"secretName": "lost"}}, 'secret "lost" not found'),
 ]
 

@@ -168,6 +168,18 @@ async def test_a_watcher_that_waits_for_its_clouds_first_answer_is_not_blind(wat
     assert (late.state, late.seconds) == (WatchState.BLIND, 0.0), "from here on it is blind"
 
 
+async def test_a_watcher_that_knows_no_cloud_is_reported(watcher: Watcher) -> None:
+    """One of an older release does not say whether it does."""
+    alone = NoticeList(revision="1", hears_cloud=False)
+    for answer, hears_cloud in [(alone.to_json(), False), ('{"revision": "2"}', True)]:
+        watcher.body = answer
+        async with asyncio.timeout(10):
+            while (await watcher.heard.get()).revision != NoticeList.from_json(answer).revision:
+                pass
+        assert watcher.client.watch.hears_cloud is hears_cloud
+        assert watcher.client.watch.state is WatchState.WATCHED
+
+
 async def test_another_programs_answer_is_no_watchers(watcher: Watcher) -> None:
     watcher.body = "<html>" + "x" * 10_000 + "\x00</html>"
     async with asyncio.timeout(10):

@@ -417,6 +417,51 @@ def test_a_job_whose_containers_end_too_early_says_how_to_see_the_log(
     assert f"3 pods ended before they could train; the last: {said}. {log}" in scene.plan().status.message
 
 
+NO_AGENT = "python: No module named spottrain_agent"
+LACKING = "The image lacks spottrain's agent: build it on the spottrain-trainer image, or install it there with "
+
+
+@pytest.mark.parametrize(
+    ("said", "is_lacking"),
+    [
+        (NO_AGENT, True),
+        ("ModuleNotFoundError: No module named 'spottrain_api'", True),
+        ("ModuleNotFoundError: No module named 'numpy'.", False),
+    ],
+)
+def test_a_container_that_ends_too_early_is_quoted_and_an_image_without_the_agent_named(
+    said: str, is_lacking: bool
+) -> None:
+    scene = waiting_job().without_pod(4)
+    for sequence in range(1, 4):
+        ended = {"phase": "Failed", "ready": False, "exit_code": 1, "exit_reason": "Error", "exit_message": said}
+        scene = scene.pod(sequence, **ended).forgets(sequence)
+    message = scene.plan().status.message
+    quote = f"pod job-3 ended with exit code 1 (Error): {said.removesuffix('.')}. "
+    advice = f"{LACKING}pip install 'spottrain[trainer]'. " if is_lacking else ""
+    assert f"{quote}{advice}See its log (kubectl logs" in message
+
+
+@pytest.mark.parametrize(
+    ("container", "said", "is_lacking"),
+    [
+        ("trainer", 'runc create failed: exec: "python": executable file not found in $PATH: unknown', True),
+        ("trainer", "crun: executable file `python` not found in $PATH: No such file or directory", True),
+        ("trainer", "runc create failed: no space left on device", False),
+        ("fetch", 'container fetch: exec: "python": executable file not found in $PATH', False),
+    ],
+)
+def test_an_image_without_python_is_named(container: str, said: str, is_lacking: bool) -> None:
+    failed = {"phase": "Failed", "ready": False, "exit_code": 128, "exit_reason": "StartError"}
+    waits = {"waiting_reason": "StartError", "waiting_message": said, "container": container}
+    scene = waiting_job().without_pod(4)
+    for sequence in range(1, 4):
+        scene = scene.pod(sequence, **failed, **waits).forgets(sequence)
+    message = scene.plan().status.message
+    assert f"pod job-3 can't start: StartError: {said}" in message
+    assert (LACKING in message) == is_lacking
+
+
 def test_a_failed_job_says_that_an_edit_does_not_start_it_again() -> None:
     wrong = Failure(reason=FailureReason.ENTRYPOINT_NOT_FOUND, message="no file nowhere.py. Correct the path.")
     scene = starting_job().all_say(phase=AgentPhase.FAILED, failure=wrong).decided()

@@ -13,6 +13,7 @@ from spottrain_api.v1alpha1 import Condition, Phase
 from spottrain_operator.core.timing import UNWATCHED
 
 WATCHED = NodeWatch(state=WatchState.WATCHED)
+KUBERNETES_ALONE = NodeWatch(state=WatchState.WATCHED, hears_cloud=False)
 MISSING = NodeWatch(
     state=WatchState.MISSING, seconds=UNWATCHED, trouble="http://10.0.0.4:9401 does not answer: refused"
 )
@@ -63,6 +64,31 @@ def test_a_node_that_nobody_watches(watch: NodeWatch, reason: str, words: str) -
     assert generation is not None
     assert generation.reason is None, "no generation is ended by it"
     assert scene.plan().actions == ()
+
+
+def test_nodes_of_no_known_cloud_are_named_with_advice_and_without_an_alarm() -> None:
+    scene = watched_job().says(4, watch=KUBERNETES_ALONE)
+    found = condition(scene)
+    assert found is not None
+    assert (found.status, found.reason) == ("True", "KubernetesOnly")
+    assert found.message.startswith("On n4 the watcher knows no cloud, and hears only Kubernetes (taints, evictions,")
+    assert "name the cloud as SPOTTRAIN_PROVIDER in the chart's value watcher.env" in found.message
+    assert events(scene) == []
+    told = scene.decided()
+    assert told.says(4, watch=KUBERNETES_ALONE).plan().status == told.observed.job.status
+    named = condition(told.says(4, watch=WATCHED))
+    assert named is not None
+    assert (named.status, named.reason) == ("True", "Heard")
+    unheard = condition(told.says(3, watch=MISSING))
+    assert unheard is not None
+    assert (unheard.status, unheard.reason) == ("False", "WatcherMissing"), "what can be mended comes first"
+
+
+def test_a_watcher_or_an_agent_of_before_says_nothing_of_its_cloud() -> None:
+    said = '{"state": "watched", "seconds": 1.0}'
+    found = condition(watched_job().says(3, watch=NodeWatch.from_json(said)))
+    assert found is not None
+    assert found.reason == "Heard"
 
 
 def test_it_is_written_once_whatever_the_errors_words_are() -> None:

@@ -47,6 +47,11 @@ def condition(kind: str, status: str, reason: str = "") -> dict[str, str]:
     return {"type": kind, "status": status, "reason": reason, "lastTransitionTime": AT}
 
 
+# A termination message that is the end of the container's log, and one that only wants to do harm.
+LOG = "loading\npython: No module named spottrain_agent\n\n"
+HOSTILE = "\x1b[2J" + "x" * 10_000
+
+
 def container(**state: Any) -> list[dict[str, Any]]:
     return [{"name": "trainer", "state": state}]
 
@@ -81,6 +86,18 @@ def container(**state: Any) -> list[dict[str, Any]]:
             {"exit_reason": "OOMKilled", "container_started": True, "exit_code": 137, "waiting_reason": None},
         ),
         (
+            {"phase": "Failed", "containerStatuses": container(terminated={"exitCode": 1, "message": LOG})},
+            {"exit_message": "python: No module named spottrain_agent", "waiting_message": None},
+        ),
+        (
+            {"phase": "Failed", "containerStatuses": container(terminated={"exitCode": 1, "message": HOSTILE})},
+            {"exit_message": f"[2J{'x' * 296}…"},
+        ),
+        (
+            {"phase": "Failed", "containerStatuses": container(terminated={"exitCode": 1, "message": " \n"})},
+            {"exit_message": None},
+        ),
+        (
             {"conditions": [condition("DisruptionTarget", "True", "EvictionByEvictionAPI")]},
             {"disruption": "EvictionByEvictionAPI"},
         ),
@@ -95,6 +112,9 @@ def container(**state: Any) -> list[dict[str, Any]]:
         "no image",
         "cannot start",
         "out of memory",
+        "last words",
+        "hostile words",
+        "no words",
         "disrupted",
         "not disrupted",
         "evicted",

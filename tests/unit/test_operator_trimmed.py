@@ -112,6 +112,10 @@ STATES: dict[str, Manifest] = {
         "phase": "Failed",
         "containerStatuses": [{"name": "trainer", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}],
     },
+    "last words": {
+        "phase": "Failed",
+        "containerStatuses": [{"name": "trainer", "state": {"terminated": {"exitCode": 1, "message": "a\nb\n"}}}],
+    },
     "an init container that runs": {
         "phase": "Pending",
         "initContainerStatuses": [{"name": "fetch", "ready": False, "state": {"running": {"startedAt": AT}}}],

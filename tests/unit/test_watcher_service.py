@@ -99,7 +99,7 @@ async def test_it_says_that_it_is_healthy(service: Service) -> None:
 
 async def test_a_source_that_hears_nothing_ends_the_long_poll_and_the_readiness(service: Service) -> None:
     before = await service.ask()
-    assert before.trouble is None
+    assert (before.trouble, before.hears_cloud) == (None, True)
     assert (await service.client.get("/readyz")).status == 200
     waiting = asyncio.create_task(service.ask(after=before.revision))
     service.sources[0].trouble = "EC2's metadata service is away:\x1b[31m\nConnection refused."
@@ -169,6 +169,8 @@ async def test_a_node_of_no_known_cloud_is_said_and_counted_but_no_trouble(caplo
     async with TestClient(TestServer(watcher.application())) as client:
         assert "spottrain_watcher_hears_cloud 0.0" in await (await client.get("/metrics")).text()
         assert (await client.get("/readyz")).status == 200
+        answer = NoticeList.from_json(await (await client.get("/v1/notice")).read())
+        assert (answer.trouble, answer.hears_cloud) == (None, False)
     task.cancel()
     assert [record.levelname for record in caplog.records if "Only the signals of Kubernetes" in record.message]
 

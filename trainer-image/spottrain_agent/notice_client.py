@@ -71,7 +71,7 @@ class NoticeClient:
             back_off.reset()
             if notices is not None:
                 revision = notices.revision
-                self._now(_state(notices), notices.trouble)
+                self._now(_state(notices), notices.trouble, hears_cloud=notices.hears_cloud)
                 on_notices(notices)
 
     async def _poll(self, revision: str) -> NoticeList | None:
@@ -92,11 +92,12 @@ class NoticeClient:
             return None
         return f"{self._url} gives notices, but can't prove that it is the watcher that has marked the node"
 
-    def _now(self, state: WatchState, trouble: str | None) -> None:
+    def _now(self, state: WatchState, trouble: str | None, *, hears_cloud: bool = True) -> None:
         if state is not self._watch.state:
             self._since = self._clock()
             logger.info("notices of this node: %s%s", state, f" ({one_line(trouble)})" if trouble else "")
-        self._watch = NodeWatch(state=state, trouble=one_line(trouble) if trouble else None)
+        said = one_line(trouble) if trouble else None
+        self._watch = NodeWatch(state=state, trouble=said, hears_cloud=hears_cloud)
 
 
 def _state(notices: NoticeList) -> WatchState:

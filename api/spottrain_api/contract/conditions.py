@@ -38,6 +38,7 @@ class ConditionReason(StrEnum):
     NONE_WAITS = "NoneWaits"
     SPOT_PENDING = "SpotPending"
     HEARD = "Heard"
+    KUBERNETES_ONLY = "KubernetesOnly"
     FINISHED = "Finished"
     FREE = "Free"
     RUNNING = "Running"

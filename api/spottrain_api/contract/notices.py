@@ -54,6 +54,7 @@ class NoticeList(PeerMessage):
     - revision: changes with the rest.
     - trouble: why the watcher can't hear some of its sources at present, as a sentence; None while it hears all.
     - starting: whether these have only not given their first answer yet, within the time that their cloud allows.
+    - hears_cloud: whether the metadata of the node's cloud is one of its sources. Otherwise it hears only Kubernetes.
     - proof: that the watcher of the node gives the notices: `watcher_mark(proof)` stands on the Node. Absent while
       there are no notices, so that nobody else knows it.
     """
@@ -62,6 +63,7 @@ class NoticeList(PeerMessage):
     notices: tuple[Notice, ...] = ()
     trouble: str | None = None
     starting: bool = False
+    hears_cloud: bool = True
     proof: str | None = None
 
 
@@ -90,11 +92,13 @@ class NodeWatch(Message):
 
     - seconds: since the state began, by the agent's monotonic clock.
     - trouble: why the notices can't be heard, in the words of the watcher or of the connection to it.
+    - hears_cloud: False if the watcher says that it hears only Kubernetes. Older watchers don't say so.
     """
 
     state: WatchState
     seconds: float = 0.0
     trouble: Text | None = None
+    hears_cloud: bool = True
 
     def understood_by(self, protocol_version: int) -> NodeWatch:
         """The same in words that an operator of this version knows."""

@@ -290,12 +290,17 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
         reasons={ConditionReason.HEALTHY: Reason(meaning="No save has failed since the newest commit.")},
     ),
     ConditionType.NOTICES_HEARD: ConditionMeaning(
-        when_true="A watcher on each spot node of a member hears the cloud and Kubernetes. Absent for a job that "
+        when_true="A watcher on each spot node of a member hears all that can be heard there. Absent for a job that "
         "had no member on a spot node, and before the agents report it.",
         when_false="Nobody hears the notices for a member's spot node, for half a minute and longer. No generation "
         "ends for it.",
         reasons={
             ConditionReason.HEARD: Reason(meaning="The notices of all members on spot nodes are heard."),
+            ConditionReason.KUBERNETES_ONLY: Reason(
+                meaning="On a spot node of a member, the watcher knows no cloud, and hears only Kubernetes' signals. "
+                "That is normal outside EC2, Compute Engine and Azure.",
+                action="On one of these clouds, name it as SPOTTRAIN_PROVIDER in the chart's value watcher.env.",
+            ),
             ConditionReason.FINISHED: Reason(meaning="The job has finished, and holds no nodes."),
             EventReason.WATCHER_MISSING: _WATCHER_MISSING,
             EventReason.WATCHER_BLIND: _WATCHER_BLIND,

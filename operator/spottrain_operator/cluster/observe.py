@@ -141,6 +141,7 @@ def pod_view(pod: Manifest) -> PodView:
         waiting_message=quoted(waiting.get("message") or failed_start.get("message")),
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason"),
+        exit_message=None if failed_start else last_line(terminated.get("message")),
         unschedulable_since=_transition(scheduled) if scheduled.get("reason") == "Unschedulable" else None,
         disruption=_disruption(status, conditions),
         container_started="running" in state or bool(terminated and not failed_start),
@@ -204,6 +205,12 @@ def _of_defaults(said: str, spec: TrainingJobSpec) -> str:
 def quoted(said: str | None) -> str | None:
     """What Kubernetes says, on one line and within bounds."""
     return one_line(said, most=_MOST_QUOTED) if said is not None else None
+
+
+def last_line(said: str | None) -> str | None:
+    """The last line of a termination message, within bounds, if it has one."""
+    lines = [line for line in (said or "").splitlines() if line.strip()]
+    return one_line(lines[-1]) if lines else None
 
 
 def _is_above_quota(said: str) -> bool:

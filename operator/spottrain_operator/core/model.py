@@ -45,6 +45,7 @@ class PodView:
     exit_code: int | None = None
     # terminated.reason of its state, or of its last run if it waits to be restarted, such as "OOMKilled", "Error".
     exit_reason: str | None = None
+    exit_message: str | None = None  # last line of the trainer's termination message, which may be that of its log
 
     unschedulable_since: datetime | None = None
     disruption: str | None = None  # reason of the DisruptionTarget condition, or status.reason "Evicted"

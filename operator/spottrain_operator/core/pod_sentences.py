@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -9,6 +10,13 @@ from spottrain_api.contract import TRAINER_CONTAINER, WaitingReason
 from spottrain_api.wording import counted, listed
 from spottrain_operator.core.model import FAILED_STARTS, PodView
 from spottrain_operator.core.situation import PodFacts, Situation
+
+# Words of Python, and of container runtimes, on an image without the agent or without Python.
+_NO_AGENT = re.compile(r"""No module named '?spottrain|"python": executable|executable (?:file )?["`]python""")
+_AGENTS_ADVICE = (
+    "The image lacks spottrain's agent: build it on the spottrain-trainer image, or install it there with "
+    "pip install 'spottrain[trainer]'"
+)
 
 
 def why_it_waits(situation: Situation, pod: PodView) -> str:
@@ -18,7 +26,7 @@ def why_it_waits(situation: Situation, pod: PodView) -> str:
     """
     said = f"{pod.waiting_reason}: {pod.waiting_message or 'no further message'}"
     has_log = pod.waiting_reason == WaitingReason.CRASH_LOOP_BACK_OFF and pod.exit_reason not in FAILED_STARTS
-    return f"{said}. {_log_sentence(situation, pod)}" if has_log else said
+    return f"{said}. {_log_sentence(situation, pod)}" if has_log else f"{said}{_advice(pod, said)}"
 
 
 def start_sentence(situation: Situation, pod: PodView) -> str:
@@ -33,8 +41,14 @@ def ended_sentence(situation: Situation, pod: PodView) -> str:
     beside = f"container {pod.container} of " if pod.container != TRAINER_CONTAINER else ""
     if pod.exit_reason == "OOMKilled":
         return f"{beside}pod {pod.name} ran out of memory (OOMKilled); raise its resources.limits.memory"
-    reason = pod.exit_reason or "error"
-    return f"{beside or 'the container of '}pod {pod.name} ended with exit code {pod.exit_code} ({reason})"
+    how = f"exit code {pod.exit_code} ({pod.exit_reason or 'error'})"
+    last = f": {pod.exit_message.removesuffix('.')}" if pod.exit_message else ""
+    return f"{beside or 'the container of '}pod {pod.name} ended with {how}{last}{_advice(pod, last)}"
+
+
+def _advice(pod: PodView, said: str) -> str:
+    """What to do about a trainer whose image lacks the agent; empty for any other."""
+    return f". {_AGENTS_ADVICE}" if pod.container == TRAINER_CONTAINER and _NO_AGENT.search(said) else ""
 
 
 def ended_early_sentence(situation: Situation, pods: Sequence[PodView]) -> str:

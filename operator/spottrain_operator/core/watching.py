@@ -5,7 +5,7 @@ A node that nobody watches is lost without notice, and nothing else shows it bef
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -31,6 +31,11 @@ _MISSING_ADVICE = (
 _BLIND_ADVICE = (
     "Read the watcher's log, and check that its pod is on the host network and may reach that address; "
     "SPOTTRAIN_PROVIDER in the chart's value watcher.env names another cloud"
+)
+_NO_CLOUD = (
+    "knows no cloud, and hears only Kubernetes (taints, evictions, and the shutdown and deletion of the node). "
+    "In EC2, Compute Engine or Azure, name the cloud as SPOTTRAIN_PROVIDER in the chart's value watcher.env. "
+    "Elsewhere nodes may go without a notice: a short checkpoint.interval or checkpoint.peerReplicas limits the cost"
 )
 
 
@@ -86,8 +91,19 @@ def heed_watchers(situation: Situation, draft: Draft) -> Draft:
         return _unheard(draft, unheard, situation)
     if not all(each.settled for each in watches):
         return draft
-    message = "The notices of all members on spot nodes are heard"
-    return draft.condition(ConditionType.NOTICES_HEARD, True, ConditionReason.HEARD, message, now)
+    reason, message = _heard(watches)
+    return draft.condition(ConditionType.NOTICES_HEARD, True, reason, message, now)
+
+
+def _heard(watches: Sequence[SpotWatch]) -> tuple[ConditionReason, str]:
+    """Reason and message if somebody watches all nodes.
+
+    The watcher may know no cloud on some of them. That is no alarm: it never ends where it is normal.
+    """
+    no_cloud = sorted({each.node for each in watches if not each.watch.hears_cloud})
+    if not no_cloud:
+        return ConditionReason.HEARD, "The notices of all members on spot nodes are heard"
+    return ConditionReason.KUBERNETES_ONLY, f"On {listed(no_cloud)} the watcher {_NO_CLOUD}"
 
 
 def _unheard(draft: Draft, unheard: list[SpotWatch], situation: Situation) -> Draft:
