@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 _FOR_PEOPLE = frozenset({"conditions", "cost", "members", "message", "progress", "strategy", "transitions"})
 # Kubernetes quotes what users wrote into a pod.
 _MOST_QUOTED = 1000
+# A status holds the last number, with 64 bits at most.
+_SEQUENCE_DIGITS = 12
 _QUOTA = "exceeded quota"
 # A limit that a LimitRange sets by itself, or the maximum of one.
 _OF_LIMIT_RANGE = re.compile(
@@ -122,7 +124,7 @@ def pod_view(pod: Manifest) -> PodView:
     return PodView(
         name=meta["name"],
         uid=meta["uid"],
-        sequence=int(labels[LABEL_SEQUENCE]),
+        sequence=sequence_of(pod),
         capacity_type=CapacityType(labels[LABEL_CAPACITY_TYPE]),
         template_hash=labels.get(LABEL_TEMPLATE_HASH, ""),
         created_at=_time(meta["creationTimestamp"]),
@@ -224,6 +226,12 @@ def _amounts(text: str) -> dict[str, Any]:
         with suppress(ValueError):
             found[name] = parse_quantity(amount)
     return found
+
+
+def sequence_of(pod: Manifest) -> int:
+    """The pod's number in its job; 0 if its label holds none that the operator could have given."""
+    text = pod["metadata"].get("labels", {}).get(LABEL_SEQUENCE, "")
+    return int(text) if text.isdecimal() and len(text) <= _SEQUENCE_DIGITS else 0
 
 
 def node_view(node: Manifest) -> NodeView:
