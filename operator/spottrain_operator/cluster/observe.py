@@ -25,7 +25,7 @@ from spottrain_api.contract import (
     accepted_taints,
 )
 from spottrain_api.tolerant import dotted, read_known
-from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
+from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus, too_large
 from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import Manifest, NoPoolError, NotAllowedError, RefusedError
 from spottrain_operator.cluster.container_states import init_container, state_beside, trainer_status
@@ -77,6 +77,9 @@ def job_view(job: Manifest) -> JobView:
         spec, unknown = read_known(TrainingJobSpec, job.get("spec", {}))
     except ValidationError as error:
         raise NotUnderstoodError(_fields("spec", error)) from error
+    large = too_large(spec)
+    if "deepspeed.config" in large:  # assignments of the running generation would hold it
+        spec = spec.model_copy(update={"deepspeed": spec.deepspeed.model_copy(update={"config": {}})})
     return JobView(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -87,6 +90,7 @@ def job_view(job: Manifest) -> JobView:
         deleting="deletionTimestamp" in meta,
         status=_job_status(job),
         not_understood=tuple(f"spec.{dotted(path)}" for path in unknown),
+        too_large=tuple(f"spec.{path}" for path in large),
     )
 
 
