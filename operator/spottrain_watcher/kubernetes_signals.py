@@ -16,6 +16,7 @@ from typing import Any
 
 from spottrain_api.contract import (
     LABEL_MANAGED_BY,
+    LONGEST_GRACE_SECONDS,
     MANAGED_BY,
     POD_NOTICE_PREFIX,
     TAINTS,
@@ -35,6 +36,8 @@ RETRY_SECONDS = 1.0
 DEFAULT_GRACE_SECONDS = 30
 # Reason of a pod's DisruptionTarget condition when its node shuts down.
 SHUTDOWN = "TerminationByKubelet"
+# Nothing can be added to a time near the ends of what a datetime holds.
+_YEARS = range(1970, 9000)
 
 
 class KubernetesSource:
@@ -178,7 +181,8 @@ def _pods_lead(pod: dict[str, Any], condition: dict[str, Any], labels: Mapping[s
 
     The shortest of the known times counts.
     """
-    leads = [float(pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS))]
+    asked = float(pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS))
+    leads = [min(max(asked, 0.0), LONGEST_GRACE_SECONDS)]
     if (deleted_by := pod["metadata"].get("deletionTimestamp")) is not None:
         leads.append((_time(deleted_by, since + timedelta(seconds=leads[0])) - since).total_seconds())
     if condition.get("reason") == SHUTDOWN and (grace := shutdown_grace_seconds(labels)) is not None:
@@ -205,4 +209,4 @@ def _time(value: str | None, default: datetime) -> datetime:
         time = datetime.fromisoformat(value) if value else default
     except (ValueError, TypeError):
         return default
-    return time if time.tzinfo is not None else default
+    return time if time.tzinfo is not None and time.year in _YEARS else default

@@ -24,7 +24,8 @@ def uses(kind: str) -> Object:
     secret = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "theirs", "key": "k"}}}
     settings = {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "theirs", "key": "k"}}}
     beside = {"name": "helper", "image": "helper", "env": [secret]}
-    csi = {"driver": "d.dev", "nodePublishSecretRef": {"name": "theirs"}}
+    csi = {"driver": "free.dev", "nodePublishSecretRef": {"name": "theirs"}}
+    vault = {"driver": "theirs", "volumeAttributes": {"secretProviderClass": "vault"}}
     parts: dict[str, Object] = {
         "secret of env": {"env": [secret]},
         "secret of a sidecar": template(sidecars=[beside]),
@@ -41,6 +42,9 @@ def uses(kind: str) -> Object:
         "priority class": template(priorityClassName="theirs"),
         "claim": template(volumes=[{"name": "a", "persistentVolumeClaim": {"claimName": "theirs"}}]),
         "claim for each pod": template(volumes=[{"name": "a", "ephemeral": {"volumeClaimTemplate": {}}}]),
+        "driver of a CSI volume": template(volumes=[{"name": "a", "csi": vault}]),
+        "devices of a claim": template(resourceClaims=[{"name": "a", "resourceClaimName": "theirs"}]),
+        "devices of a template": template(resourceClaims=[{"name": "a", "resourceClaimTemplateName": "theirs"}]),
     }
     return parts[kind]
 
@@ -60,23 +64,32 @@ USED = {
     "priority class": ("use", "scheduling.k8s.io", "priorityclasses"),
     "claim": ("use", "", "persistentvolumeclaims"),
     "claim for each pod": ("create", "", "persistentvolumeclaims"),
+    "driver of a CSI volume": ("use", "storage.k8s.io", "csidrivers"),
+    "devices of a claim": ("use", "resource.k8s.io", "resourceclaims"),
+    "devices of a template": ("use", "resource.k8s.io", "resourceclaimtemplates"),
 }
 
 
 @pytest.fixture(scope="module")
 def users(site: Site) -> Iterator[Callable[..., str]]:
-    """Make a user with rights on TrainingJobs, and with `rules` beside them.
+    """Make a user with rights on TrainingJobs and one CSI driver, and with `rules` beside them.
 
     Returns the user's name.
     """
     jobs = {"apiGroups": ["spottrain.dev"], "resources": ["trainingjobs"], "verbs": ["*"]}
+    driver = {
+        "apiGroups": ["storage.k8s.io"],
+        "resources": ["csidrivers"],
+        "resourceNames": ["free.dev"],
+        "verbs": ["use"],
+    }
     made: list[str] = []
 
     def user(*rules: Object) -> str:
         name = f"{site.name}-user-{len(made)}"
         subjects = [{"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"}]
         for kind, rest in (
-            ("ClusterRole", {"rules": [jobs, *rules]}),
+            ("ClusterRole", {"rules": [jobs, driver, *rules]}),
             (
                 "ClusterRoleBinding",
                 {

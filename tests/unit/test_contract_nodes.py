@@ -23,7 +23,12 @@ from spottrain_watcher.node_marker import desired_change
         ({"cloud.google.com/gke-preemptible": "true"}, 15),
         ({"cloud.google.com/gke-spot": "false"}, None),
         ({"cloud.google.com/gke-spot": "true", LABEL_SHUTDOWN_GRACE: "105"}, 105),
-        ({"cloud.google.com/gke-spot": "true", LABEL_SHUTDOWN_GRACE: "soon"}, 15),
+        *(
+            ({"cloud.google.com/gke-spot": "true", LABEL_SHUTDOWN_GRACE: odd}, 15)
+            for odd in ("soon", "", "-5", "1.5", "1e9", "inf", "nan", "²", "86401", "9" * 12, "9" * 63)
+        ),
+        ({LABEL_SHUTDOWN_GRACE: "86400"}, 86_400),
+        ({LABEL_SHUTDOWN_GRACE: "9" * 63}, None),
     ],
     ids=str,
 )
@@ -92,7 +97,14 @@ def test_an_unknown_taint_with_an_endless_key_says_nothing() -> None:
     assert generation.reason is None
 
 
-@pytest.mark.parametrize("time", ["soon", "2026-01-01T00:00:00", "", 7, "9999-99-99T00:00:00Z"], ids=repr)
+@pytest.mark.parametrize(
+    "time",
+    [
+        *("soon", "2026-01-01T00:00:00", "", 7, "9999-99-99T00:00:00Z"),
+        *("9999-12-31T23:59:59Z", "9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00"),
+    ],
+    ids=repr,
+)
 def test_a_time_that_is_none_counts_as_now(time: Any) -> None:
     node = tainted({"key": KARPENTER, "effect": "NoSchedule", "timeAdded": time})
     [notice] = node_notices("n4", {"n4": node}, NOW)
@@ -125,6 +137,23 @@ def disrupted(reason: str) -> dict[str, Any]:
         "spec": {"nodeName": "n4", "terminationGracePeriodSeconds": 40},
         "status": {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason} | since]},
     }
+
+
+@pytest.mark.parametrize("grace", [2**63 - 1, 10**12, -(2**63)], ids=repr)
+@pytest.mark.parametrize("deleted", [{}, {"deletionTimestamp": "9999-12-31T23:59:59-12:00"}], ids=["", "deleted"])
+def test_the_grace_of_a_pod_may_be_any_number(grace: int, deleted: dict[str, str]) -> None:
+    pod = disrupted("EvictionByEvictionAPI")
+    pod["spec"]["terminationGracePeriodSeconds"] = grace
+    pod["metadata"] |= deleted
+    [notice] = pod_notices("n4", {}, {"job-4": pod}, NOW)
+    assert notice.deadline == NOW + timedelta(seconds=86_400 if grace > 0 else 0)
+
+
+@pytest.mark.parametrize(("text", "number"), [("4", 4), ("9" * 63, 0), ("-1", 0), ("four", 0), ("", 0)])
+def test_the_number_of_a_pod_is_one_that_a_status_can_hold(text: str, number: int) -> None:
+    pod = disrupted("EvictionByEvictionAPI")
+    pod["metadata"]["labels"]["spottrain.dev/sequence"] = text
+    assert pod_view(pod).sequence == number
 
 
 @pytest.mark.parametrize("reason", [*REASONS, "SomethingNewer", "", "\x1b]0;\n" + "x" * 10_000], ids=lambda r: r[:30])

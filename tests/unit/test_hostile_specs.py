@@ -1,7 +1,7 @@
 """What a hostile spec shows to others.
 
 That is in status, events, log, metrics, history, the report and the terminal. What is refused at once is checked on a
-real API server, in test_hostile_specs_on_cluster.py.
+real API server, in test_pod_templates_on_cluster.py.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from collections.abc import Callable
 from datetime import datetime
 from html.parser import HTMLParser
 from typing import Any
@@ -18,7 +19,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from hostile_specs import SHOWN
+from hostile_pod_templates import volume
+from hostile_specs import MEGABYTE, SHOWN
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.crd import CRD_FILE
 from spottrain_api.v1alpha1 import TrainingJobStatus
@@ -42,9 +44,23 @@ class QuotingCluster(CrashingCluster):
         return await super().create_pod(pod)
 
 
+FREE = "x-kubernetes-preserve-unknown-fields"
+# Free-form parts, which the operator bounds, and what holds a text of users there.
+FREE_FORM: dict[str, Callable[[str], dict[str, Any]]] = {
+    "spec.podTemplate.volumes[].emptyDir": lambda text: volume(emptyDir={"medium": text}),
+    "spec.podTemplate.volumes[].configMap": lambda text: volume(configMap={"name": "a", "items": [{"path": text}]}),
+    "spec.podTemplate.volumes[].secret": lambda text: volume(secret={"secretName": text}),
+    "spec.podTemplate.volumes[].persistentVolumeClaim": lambda text: volume(persistentVolumeClaim={"a": text}),
+    "spec.podTemplate.volumes[].ephemeral": lambda text: volume(ephemeral={text: {}}),
+    "spec.podTemplate.volumes[].csi": lambda text: volume(csi={"driver": "d", "volumeAttributes": {"a": text}}),
+    "spec.deepspeed.config": lambda text: {"deepspeed": {"config": {"comment": [text]}}},
+}
+
+
 def strings(schema: dict[str, Any], path: str) -> dict[str, dict[str, Any]]:
-    """Every string, list and map below a schema, by its path."""
-    found = {path: schema} if schema.get("type") in ("string", "array") or "additionalProperties" in schema else {}
+    """Every string, list, map and free-form object below a schema, by its path."""
+    open_ended = schema.get("type") in ("string", "array") or "additionalProperties" in schema or FREE in schema
+    found = {path: schema} if open_ended else {}
     below = {f"{path}.{name}": each for name, each in schema.get("properties", {}).items()}
     below |= {f"{path}[]": schema["items"]} if "items" in schema else {}
     values = schema.get("additionalProperties")
@@ -57,8 +73,55 @@ def test_nothing_in_a_spec_is_without_a_bound() -> None:
     found = strings(root["properties"]["spec"], "spec")
     assert len(found) > 60
     bounds = {"maxLength", "maxItems", "maxProperties", "enum"}
-    assert [path for path, schema in found.items() if not bounds & schema.keys()] == []
+    assert {path for path, schema in found.items() if not bounds & schema.keys()} == FREE_FORM.keys()
     assert max(schema.get("maxLength", 0) for schema in found.values()) <= 131_072, "more than a process takes"
+
+
+@pytest.mark.parametrize("path", FREE_FORM)
+async def test_a_free_form_part_that_is_too_large_starts_nothing(path: str) -> None:
+    cluster = QuotingCluster()
+    cluster.put_job(job(**FREE_FORM[path](MEGABYTE)))
+    world = World(cluster)
+    for _ in range(8):
+        await world.turn()
+    field = path.partition("[]")[0]
+    sentence = f"{field}: above 64 KiB, more than the operator passes on to pods. Shorten it, or put it into"
+    assert (world.status["phase"], cluster.created) == ("Pending", [])
+    assert world.status["message"].startswith(sentence)
+    assert world.num_crashes == 0
+    assert cluster.num_status_writes < 4, "nothing is tried again and again"
+    cluster.put_job(job(**FREE_FORM[path]("x" * 50_000)))
+    await world.until_finished()
+    assert world.status["phase"] == "Succeeded"
+
+
+@pytest.mark.parametrize("path", ["spec.podTemplate.volumes[].csi", "spec.deepspeed.config"])
+async def test_an_edit_that_is_too_large_takes_nothing_from_a_job_that_trains(path: str) -> None:
+    cluster = QuotingCluster()
+    cluster.put_job(job())
+    world = World(cluster, last_step=100)
+    while world.status.get("phase") != "Running":
+        await world.turn()
+    cluster.put_job(job(**FREE_FORM[path](MEGABYTE)))
+    for _ in range(10):
+        await world.turn()
+    assert (world.status["phase"], world.status["generation"]["state"]) == ("Running", "Active")
+    assert (len(cluster.created), cluster.deleted) == (3, set())
+    [reason] = {each["reason"] for each in world.status["conditions"] if each["type"] == "SpecNotUnderstood"}
+    assert reason == "TooLarge"
+    for uid in [pod["metadata"]["uid"] for pod in cluster.pods.values()]:
+        told = await world.board.next(uid, after=None, timeout_seconds=0)
+        assert told is not None
+        assert len(told.to_json()) < MOST_OF_STATUS
+    cluster.pods.clear()
+    for _ in range(10):
+        await world.turn()
+    assert (world.status["phase"], len(cluster.created)) == ("Recovering", 3)
+    assert "above 64 KiB" in world.status["message"]
+    cluster.put_job(job())
+    for _ in range(3):
+        await world.turn()
+    assert (world.status["generation"]["number"], len(cluster.created)) == (2, 6)
 
 
 def hostile(text: str) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class ConditionReason(StrEnum):
     RUNNING = "Running"
     SUSPENDED = "Suspended"
     NEWER_VERSION = "NewerVersion"
+    TOO_LARGE = "TooLarge"
     UNDERSTOOD = "Understood"
 
 

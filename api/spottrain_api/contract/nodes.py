@@ -79,6 +79,8 @@ SPOT_LABELS: Mapping[str, str] = {
 }
 # Set by whoever sets up a pool of nodes: seconds that the kubelet gives pods when the node shuts down.
 LABEL_SHUTDOWN_GRACE = "spottrain.dev/shutdown-grace-seconds"
+# A day. Longer ones are mistakes, and the longest can't be added to a time.
+LONGEST_GRACE_SECONDS = 86_400.0
 
 # Seconds that nodes with these labels give pods by default, whatever grace period the pods ask for.
 # GKE: 15 for pods, then 15 for critical ones. A pool may ask for more, up to 120, from 1.35 on.
@@ -89,10 +91,10 @@ _PROVIDERS_SHUTDOWN_GRACE = {GKE_SPOT: 15.0, GKE_PREEMPTIBLE: 15.0}
 def shutdown_grace_seconds(labels: Mapping[str, str]) -> float | None:
     """Seconds that the shutdown of the node leaves its pods.
 
-    None if nothing limits a pod's own grace period.
+    None if nothing limits a pod's own grace period. A label that can't be is ignored.
     """
     stated = labels.get(LABEL_SHUTDOWN_GRACE, "")
-    if stated.isdecimal():
+    if stated.isdecimal() and float(stated) <= LONGEST_GRACE_SECONDS:
         return float(stated)
     known = (grace for label, grace in _PROVIDERS_SHUTDOWN_GRACE.items() if labels.get(label) == "true")
     return min(known, default=None)

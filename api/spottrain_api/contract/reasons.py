@@ -319,10 +319,15 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
         },
     ),
     ConditionType.SPEC_NOT_UNDERSTOOD: ConditionMeaning(
-        when_true="The operator leaves fields of the spec out. Absent for a job that it always understood.",
+        when_true="The operator can't apply fields of the spec. Absent for a job that it always understood.",
         when_false="The operator understands the whole job again.",
         reasons={
             ConditionReason.NEWER_VERSION: _NEWER_VERSION,
+            ConditionReason.TOO_LARGE: Reason(
+                meaning="podTemplate.volumes or deepspeed.config holds more than 64 KiB. The running generation "
+                "continues; no pod and no other generation starts.",
+                action="Shorten it, or put it into a ConfigMap or the image.",
+            ),
             ConditionReason.UNDERSTOOD: Reason(meaning="The operator understands the whole job."),
         },
     ),

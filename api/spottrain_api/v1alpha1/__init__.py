@@ -50,6 +50,7 @@ from spottrain_api.v1alpha1.containers import (
     Resources,
     VolumeMount,
 )
+from spottrain_api.v1alpha1.free_form import MOST_FREE_FORM, too_large
 from spottrain_api.v1alpha1.pod_template import (
     Network,
     PodTemplate,
@@ -79,6 +80,7 @@ __all__ = [
     "FINISHED_PHASES",
     "INTERVAL_PATTERN",
     "MAX_MEMBERS",
+    "MOST_FREE_FORM",
     "OWN_PREFIX",
     "PRINTER_COLUMNS",
     "RUN_DIR",
@@ -137,4 +139,5 @@ __all__ = [
     "Volume",
     "VolumeMount",
     "Workload",
+    "too_large",
 ]

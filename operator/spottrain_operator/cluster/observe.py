@@ -26,7 +26,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.quantity import parse_quantity
 from spottrain_api.tolerant import dotted, read_known
-from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
+from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus, too_large
 from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import Manifest, NoPoolError, NotAllowedError, RefusedError
 from spottrain_operator.cluster.container_states import init_container, state_beside, trainer_status
@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 _FOR_PEOPLE = frozenset({"conditions", "cost", "members", "message", "progress", "strategy", "transitions"})
 # Kubernetes quotes what users wrote into a pod.
 _MOST_QUOTED = 1000
+# A status holds the last number, with 64 bits at most.
+_SEQUENCE_DIGITS = 12
 _QUOTA = "exceeded quota"
 # A limit that a LimitRange sets by itself, or the maximum of one.
 _OF_LIMIT_RANGE = re.compile(
@@ -76,6 +78,9 @@ def job_view(job: Manifest) -> JobView:
         spec, unknown = read_known(TrainingJobSpec, job.get("spec", {}))
     except ValidationError as error:
         raise NotUnderstoodError(_fields("spec", error)) from error
+    large = too_large(spec)
+    if "deepspeed.config" in large:  # assignments of the running generation would hold it
+        spec = spec.model_copy(update={"deepspeed": spec.deepspeed.model_copy(update={"config": {}})})
     return JobView(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -86,6 +91,7 @@ def job_view(job: Manifest) -> JobView:
         deleting="deletionTimestamp" in meta,
         status=_job_status(job),
         not_understood=tuple(f"spec.{dotted(path)}" for path in unknown),
+        too_large=tuple(f"spec.{path}" for path in large),
     )
 
 
@@ -123,7 +129,7 @@ def pod_view(pod: Manifest) -> PodView:
     return PodView(
         name=meta["name"],
         uid=meta["uid"],
-        sequence=int(labels[LABEL_SEQUENCE]),
+        sequence=sequence_of(pod),
         capacity_type=CapacityType(labels[LABEL_CAPACITY_TYPE]),
         template_hash=labels.get(LABEL_TEMPLATE_HASH, ""),
         created_at=_time(meta["creationTimestamp"]),
@@ -232,6 +238,12 @@ def _amounts(text: str) -> dict[str, Decimal]:
         with suppress(ValueError):
             found[name] = parse_quantity(amount)
     return found
+
+
+def sequence_of(pod: Manifest) -> int:
+    """The pod's number in its job; 0 if its label holds none that the operator could have given."""
+    text = pod["metadata"].get("labels", {}).get(LABEL_SEQUENCE, "")
+    return int(text) if text.isdecimal() and len(text) <= _SEQUENCE_DIGITS else 0
 
 
 def node_view(node: Manifest) -> NodeView:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
-from spottrain_api.contract import LABEL_JOB, LABEL_SEQUENCE
+from spottrain_api.contract import LABEL_JOB
 from spottrain_operator.cluster.cache import Change, ObjectCache
 from spottrain_operator.cluster.client import (
     AlreadyExistsError,
@@ -27,6 +27,7 @@ from spottrain_operator.cluster.client import (
     is_gone,
 )
 from spottrain_operator.cluster.kept_away import TAINTED, node_indices
+from spottrain_operator.cluster.observe import sequence_of
 from spottrain_operator.cluster.trimmed import pod_indices, trimmed_job, trimmed_node, trimmed_pod
 
 logger = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ class WatchedCluster:
         if change.before is None and change.after is not None:
             key = job_of(change.after)
             job = self._jobs.get((key.namespace, key.name))
-            if job is not None and _sequence(change.after) > _last_sequence(job):
+            if job is not None and sequence_of(change.after) > _last_sequence(job):
                 self._unsure_jobs.add(key)
         self._on_change(Kind.PODS, change)
 
@@ -236,12 +237,6 @@ def _spec_version(job: Manifest) -> SpecVersion:
 def _last_sequence(job: Manifest) -> int:
     """The number of the last pod that the job's status counts."""
     return int((job.get("status") or {}).get("lastSequence", 0))
-
-
-def _sequence(pod: Manifest) -> int:
-    """The pod's number in its job; 0 for a pod that only bears the labels."""
-    text = pod["metadata"]["labels"].get(LABEL_SEQUENCE, "")
-    return int(text) if text.isdecimal() else 0
 
 
 def job_of(pod: Manifest) -> JobKey:

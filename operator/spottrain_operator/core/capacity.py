@@ -58,7 +58,7 @@ def demand_of(situation: Situation) -> Demand:
 
     If its spec isn't understood, the pools that are may not be all.
     """
-    return demand(situation.spec, knows_pools=not situation.observed.job.not_understood)
+    return demand(situation.spec, knows_pools=not situation.observed.job.left_out)
 
 
 def demand(spec: TrainingJobSpec, *, knows_pools: bool = True) -> Demand:
@@ -131,7 +131,7 @@ def places(
         num_on_demand = min(wanted.max_on_demand, wanted.total - num_spot)
     up = sum(f.candidate or (generation is not None and f.pod.uid in known) for f in spot[:num_spot])
     keep = max(num_on_demand, min(wanted.max_on_demand, wanted.total - up))
-    replaced = bool(situation.observed.job.not_understood)  # the default may stand for a limit
+    replaced = bool(situation.observed.job.left_out)  # the default may stand for a limit
     if replaced:
         keep = max(keep, min(len(on_demand), situation.spec.nodes.max - len(spot[:num_spot])))
     if generation is not None and (_fits(generation, wanted) or replaced):
@@ -202,7 +202,7 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
     """
     status, now, fallback = draft.status, situation.now, situation.spec.capacity.fallback
     if status.fallback_since is not None:
-        allowed = may_fall_back(situation.spec) or situation.observed.job.not_understood
+        allowed = may_fall_back(situation.spec) or situation.observed.job.left_out
         if allowed and now < _spot_again(situation, draft):
             return draft
         draft = draft.update(fallback_since=None, spot_pending_since=None)
@@ -366,7 +366,7 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     needed = places(situation, draft.status, leaving=_leaving(draft))
     num_spot = needed.missing_spot + needed.missing_prewarmed
     types = [CapacityType.ON_DEMAND] * needed.missing_on_demand + [CapacityType.SPOT] * num_spot
-    if situation.observed.job.not_understood:
+    if situation.observed.job.left_out:
         types = types[: max(0, situation.spec.nodes.max - len(needed.kept))]
     if not types and situation.tries_template:
         types = [CapacityType.ON_DEMAND if demand_of(situation).on_demand else CapacityType.SPOT]

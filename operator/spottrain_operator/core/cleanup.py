@@ -122,7 +122,7 @@ def _knows_notices(situation: Situation) -> bool:
 
 def _waits_for_old_pool(situation: Situation, facts: PodFacts) -> bool:
     """A pod with a node stays: what trains doesn't depend on the pool."""
-    if facts.pod.node is not None or situation.observed.job.not_understood:
+    if facts.pod.node is not None or situation.observed.job.left_out:
         return False
     return not asks_for_current_nodes(facts.pod, situation.spec)
 

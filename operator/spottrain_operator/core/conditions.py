@@ -38,6 +38,7 @@ from spottrain_operator.core.progress import reported_at_all
 from spottrain_operator.core.scheduling import is_unseen, lacks_claim, scheduler_says
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.standstill import standstill_sentence
+from spottrain_operator.core.understanding import waits_to_be_understood
 from spottrain_operator.core.watching import heed_watchers
 
 _PHASES = {
@@ -94,7 +95,8 @@ def _phase(situation: Situation, status: TrainingJobStatus) -> Phase:
 
 def _message(situation: Situation, draft: Draft, phase: Phase) -> str:
     status, generation = draft.status, draft.status.generation
-    waits_by = [ConditionType.BLOCKED, *([ConditionType.SPEC_NOT_UNDERSTOOD] if generation is None else [])]
+    waits = draft.running is None and waits_to_be_understood(situation, draft)
+    waits_by = [ConditionType.BLOCKED, *([ConditionType.SPEC_NOT_UNDERSTOOD] if waits else [])]
     for kind in waits_by:
         condition = status.condition(kind)
         if condition is not None and condition.status == "True":

@@ -251,7 +251,7 @@ def gives_up_at(situation: Situation, draft: Draft) -> datetime | None:
 def _may_give_up(situation: Situation, draft: Draft) -> bool:
     """Whether the job is new, is understood, and has no container that started."""
     is_new = draft.status.generation is None
-    return is_new and not situation.observed.job.not_understood and not _has_started(situation)
+    return is_new and not situation.observed.job.left_out and not _has_started(situation)
 
 
 def _lasting_refusal(situation: Situation) -> Refusal | None:

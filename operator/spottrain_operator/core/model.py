@@ -89,7 +89,7 @@ class JobView:
     """A TrainingJob as it was read.
 
     It holds what its user asks for, and what was decided so far. `not_understood` names the fields of the spec that a
-    newer version may have written. `spec` doesn't have them.
+    newer version may have written. `spec` doesn't have them. `too_large` names the fields that hold too much.
     """
 
     namespace: str
@@ -101,6 +101,12 @@ class JobView:
     deleting: bool = False
     status: TrainingJobStatus = field(default_factory=TrainingJobStatus)
     not_understood: tuple[str, ...] = ()
+    too_large: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The fields that the operator can't apply. Edits then disturb nothing that runs."""
+        return self.not_understood + self.too_large
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

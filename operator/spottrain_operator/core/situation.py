@@ -175,7 +175,7 @@ class Situation:
         They are if the current template isn't understood as a whole, or if Kubernetes has accepted no pod of it yet,
         unless the new pods need the old ones' share of a quota.
         """
-        if self.observed.job.not_understood:
+        if self.observed.job.left_out:
             return True
         if any(self.is_of_template(pod) for pod in self.observed.pods):
             return False
@@ -184,7 +184,7 @@ class Situation:
     @property
     def tries_template(self) -> bool:
         """Whether it is open if Kubernetes accepts pods of the current template."""
-        return self.keeps_old_pods and not self.observed.job.not_understood
+        return self.keeps_old_pods and not self.observed.job.left_out
 
     def is_of_template(self, pod: PodView) -> bool:
         """The pod was made from the current template."""

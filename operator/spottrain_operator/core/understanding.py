@@ -1,6 +1,6 @@
-"""A job that a newer version wrote.
+"""A job that a newer version wrote, or that holds too much.
 
-What this operator doesn't understand disturbs nothing that runs.
+What this operator can't apply disturbs nothing that runs.
 """
 
 from __future__ import annotations
@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spottrain_api.contract import ConditionReason, ConditionType, EventReason
+from spottrain_api.v1alpha1 import MOST_FREE_FORM
 from spottrain_api.wording import listed
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.situation import Situation
 
 
 def waits_to_be_understood(situation: Situation, draft: Draft) -> bool:
-    """Whether a job that has never run has to wait.
+    """Whether nothing new starts: no pod, and no generation.
 
-    It would start with other settings than its user asked for.
+    A job that has never run would start with other settings than its user asked for, and so would any job with one
+    that is too large.
     """
-    return bool(situation.observed.job.not_understood) and draft.status.generation is None
+    job = situation.observed.job
+    return bool(job.too_large) or (bool(job.not_understood) and draft.status.generation is None)
 
 
 def heed_unknown_fields(situation: Situation, draft: Draft) -> Draft:
@@ -26,14 +29,13 @@ def heed_unknown_fields(situation: Situation, draft: Draft) -> Draft:
 
     An event reports the start.
     """
-    unknown, now = situation.observed.job.not_understood, situation.now
+    job, now = situation.observed.job, situation.now
     known = draft.status.condition(ConditionType.SPEC_NOT_UNDERSTOOD)
-    if unknown:
-        waits = waits_to_be_understood(situation, draft)
-        message = sentence(unknown, "The job waits" if waits else "The job continues without")
+    if job.left_out:
+        reason, message = _why(situation, draft)
         if known is None or known.status == "False":
             draft = draft.record(EventReason.SPEC_NOT_UNDERSTOOD, message, warning=True)
-        return draft.condition(ConditionType.SPEC_NOT_UNDERSTOOD, True, ConditionReason.NEWER_VERSION, message, now)
+        return draft.condition(ConditionType.SPEC_NOT_UNDERSTOOD, True, reason, message, now)
     if known is None:
         return draft
     return draft.condition(
@@ -42,6 +44,19 @@ def heed_unknown_fields(situation: Situation, draft: Draft) -> Draft:
         ConditionReason.UNDERSTOOD,
         "The operator understands the whole job",
         now,
+    )
+
+
+def _why(situation: Situation, draft: Draft) -> tuple[ConditionReason, str]:
+    job = situation.observed.job
+    consequence = "The job waits" if waits_to_be_understood(situation, draft) else "The job continues without"
+    if not job.too_large:
+        return ConditionReason.NEWER_VERSION, sentence(job.not_understood, consequence)
+    if draft.running is not None:
+        consequence = "The running generation continues; no pod and no other generation starts"
+    return ConditionReason.TOO_LARGE, (
+        f"{listed(job.too_large)}: above {MOST_FREE_FORM // 1024} KiB, more than the operator passes on to pods. "
+        f"Shorten it, or put it into a ConfigMap or the image. {consequence} until then"
     )
 
 
