@@ -45,7 +45,7 @@ from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer, processor_from_environment
-from spottrain_operator.wakes import job_key, priority_of, wakes
+from spottrain_operator.wakes import first_wakes, wakes
 
 logger = logging.getLogger(__name__)
 
@@ -303,10 +303,11 @@ class Operator:
 
     async def _wake_all(self, controller: Controller) -> None:
         """Wake each job, and each that is gone and has left pods."""
-        jobs = {job_key(job): priority_of(job) for job in await self._watched.list_jobs()}
-        left = dict.fromkeys(self._watched.jobs_with_pods(), Priority.NORMAL)
-        for key, priority in (left | jobs).items():
+        jobs = first_wakes(await self._watched.list_jobs(), self._watched.nodes(), self._watched.jobs_on)
+        for key, priority in jobs.items():
             controller.wake(key, priority)
+        for key in self._watched.jobs_with_pods() - jobs.keys():
+            controller.wake(key)
 
 
 def _hosts(settings: OperatorSettings) -> list[str]:
