@@ -22,6 +22,7 @@ from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster.cache import Change
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind, WatchClient
 from spottrain_operator.cluster.control_address import ControlAddress
+from spottrain_operator.cluster.definitions import warn_of_other_definitions
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.kopf_watch import KopfWatch
@@ -45,7 +46,7 @@ from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer, processor_from_environment
-from spottrain_operator.wakes import job_key, priority_of, wakes
+from spottrain_operator.wakes import first_wakes, wakes
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +182,8 @@ class Operator:
             if self._is_prepared():
                 for port in control:
                     await port.open()
+                comparing = asyncio.create_task(warn_of_other_definitions(self._cluster), name="CRDs")
+                stack.push_async_callback(_end, comparing)
             while self._is_prepared() and self._election.is_leader and not stop.is_set():
                 await self._act(stop, following)
                 if not self._election.is_leader and not stop.is_set():
@@ -303,10 +306,11 @@ class Operator:
 
     async def _wake_all(self, controller: Controller) -> None:
         """Wake each job, and each that is gone and has left pods."""
-        jobs = {job_key(job): priority_of(job) for job in await self._watched.list_jobs()}
-        left = dict.fromkeys(self._watched.jobs_with_pods(), Priority.NORMAL)
-        for key, priority in (left | jobs).items():
+        jobs = first_wakes(await self._watched.list_jobs(), self._watched.nodes(), self._watched.jobs_on)
+        for key, priority in jobs.items():
             controller.wake(key, priority)
+        for key in self._watched.jobs_with_pods() - jobs.keys():
+            controller.wake(key)
 
 
 def _hosts(settings: OperatorSettings) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from spottrain_api.contract import ANNOTATION_NOTICE
 from spottrain_api.v1alpha1 import FINISHED_PHASES
@@ -32,6 +32,26 @@ def wakes(kind: Kind, change: Change, jobs_on: Callable[[str], set[JobKey]]) -> 
             priority = _priority(change, _troubles_of_node)
             for key in jobs_on(newest["metadata"]["name"]):
                 yield key, priority
+
+
+def first_wakes(
+    jobs: Iterable[Manifest], nodes: Iterable[Manifest], jobs_on: Callable[[str], set[JobKey]]
+) -> dict[JobKey, Priority]:
+    """All jobs, as an operator wakes them that starts to lead.
+
+    What befell a node while nobody led is news: the agents train on there.
+
+    Args:
+        jobs: All jobs.
+        nodes: All nodes.
+        jobs_on: The jobs with a pod on a node.
+    """
+    found = {job_key(job): priority_of(job) for job in jobs}
+    for node in nodes:
+        if _troubles_of_node(node):
+            on_it = jobs_on(node["metadata"]["name"])
+            found |= {key: Priority.URGENT for key in on_it if found.get(key) is Priority.NORMAL}
+    return found
 
 
 def job_key(job: Manifest) -> JobKey:

@@ -11,21 +11,33 @@ import pytest
 
 from memory_cluster import MemoryCluster
 from operator_process import free_port
-from operator_world import KEY, job
-from spottrain_operator.cluster.client import ClusterError, Manifest
+from operator_world import KEY, job, older_definition
+from spottrain_api import crd
+from spottrain_api.contract import TAINT_PREEMPTION
+from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest
 from spottrain_operator.cluster.lease import LEASE_NAME, LeaseSettings
+from spottrain_operator.controller import PLACES, Priority
 from spottrain_operator.process import LeadershipLostError, Operator, OperatorSettings
 
 SYSTEM = "system"
 
 
 class LeaseAway(MemoryCluster):
-    """A cluster whose API server answers nothing about leases while it is away."""
+    """A cluster whose API server answers nothing about leases while it is away.
+
+    It creates pods only while `creates` is set.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.is_away = False
         self.num_tries_away = 0
+        self.creates = asyncio.Event()
+        self.creates.set()
+
+    async def create_pod(self, pod: Manifest) -> Manifest:
+        await self.creates.wait()
+        return await super().create_pod(pod)
 
     async def read_lease(self, namespace: str, name: str) -> Manifest | None:
         if self.is_away:
@@ -54,11 +66,29 @@ class Running:
     def num_pods(self, name: str) -> int:
         return sum(pod.startswith(f"{name}-") for _, pod in self.cluster.pods)
 
+    def status(self, name: str) -> Manifest:
+        found: Manifest = self.cluster.jobs[JobKey(namespace=KEY.namespace, name=name)]["status"]
+        return found
+
+    def place(self, name: str, *, on: str, taint: str) -> None:
+        """Let the first pod of a job be on a node with a taint."""
+        node = {"metadata": {"name": on}, "spec": {"taints": [{"key": taint, "effect": "NoSchedule"}]}}
+        self.cluster.put_node(node | {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+        self.cluster.pods[KEY.namespace, f"{name}-1"]["spec"]["nodeName"] = on
+
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
             while not condition():
                 assert not self.task.done(), self.task
                 await asyncio.sleep(0.01)
+
+    async def until_pods(self, name: str, number: int) -> None:
+        await self.until(lambda: self.num_pods(name) == number)
+
+    async def keep_trying(self, times: int) -> None:
+        """Wait until the operator has asked for its lease so many times in vain."""
+        before = self.cluster.num_tries_away
+        await self.until(lambda: self.cluster.num_tries_away > before + times)
 
     async def until_ready(self, expected: bool) -> None:
         async with asyncio.timeout(20):
@@ -98,14 +128,35 @@ async def test_a_leader_that_can_not_renew_stops_acting_and_leads_on_afterwards(
     cluster.is_away = True
     await operator.until_ready(False)
     operator.apply("later")
-    before = cluster.num_tries_away
-    await operator.until(lambda: cluster.num_tries_away > before + 20)
+    await operator.keep_trying(20)
     assert operator.num_pods("later") == 0
     cluster.is_away = False
     await operator.until_ready(True)
     await operator.until(lambda: operator.num_pods("later") == 3)
     assert operator.num_pods(KEY.name) == 3
     assert cluster.leases[SYSTEM, LEASE_NAME]["spec"]["leaseTransitions"] == 0
+
+
+async def test_a_notice_during_an_outage_goes_before_all_else_afterwards(operator: Running) -> None:
+    cluster = operator.cluster
+    others = [f"other-{number}" for number in range(2 * PLACES[Priority.NORMAL])]
+    for name in [*others, "with-notice"]:
+        operator.apply(name)
+        await operator.until_pods(name, 3)
+    cluster.is_away = True
+    await operator.until_ready(False)
+    # More jobs have something to do than there are places for passes, and none of these passes ends.
+    cluster.creates.clear()
+    for name in others:
+        del cluster.pods[KEY.namespace, f"{name}-1"]
+    operator.place("with-notice", on="spot-1", taint=TAINT_PREEMPTION)
+    await operator.keep_trying(20)  # until the watches have shown all this
+    cluster.is_away = False
+    # The status counts a pod before it is created: here, that which replaces the one on the node.
+    await operator.until(lambda: operator.status("with-notice")["lastSequence"] == 4)
+    assert operator.num_pods("other-0") == 2
+    cluster.creates.set()
+    await operator.until_pods("with-notice", 4)
 
 
 async def test_a_leader_ends_if_another_has_led_meanwhile(operator: Running) -> None:
@@ -134,6 +185,17 @@ async def test_a_leader_ends_if_another_release_leads_its_namespaces_meanwhile(o
     with pytest.raises(LeadershipLostError):
         await asyncio.wait_for(operator.task, 20)
     assert cluster.leases[SYSTEM, LEASE_NAME]["spec"]["holderIdentity"] == ""
+
+
+async def test_a_leader_says_that_the_crd_is_an_older_one(caplog: pytest.LogCaptureFixture) -> None:
+    cluster, settings, stop = LeaseAway(), settings_of("a"), asyncio.Event()
+    cluster.other_definitions[crd.NAME] = older_definition()
+    task = asyncio.create_task(Operator(settings, cluster, cluster).run(stop))  # type: ignore[arg-type]
+    try:
+        await Running(cluster, task, "").until(lambda: "is that of another version" in caplog.text)
+    finally:
+        stop.set()
+        await asyncio.wait({task}, timeout=20)
 
 
 async def test_who_could_take_over_is_ready_but_refuses_agents(operator: Running) -> None:

@@ -14,7 +14,7 @@ from spottrain_operator.cluster.cache import Change
 from spottrain_operator.cluster.client import JobKey, Kind, Manifest
 from spottrain_operator.cluster.trimmed import trimmed_node, trimmed_pod
 from spottrain_operator.controller import Priority
-from spottrain_operator.wakes import wakes
+from spottrain_operator.wakes import first_wakes, wakes
 
 A, B = (JobKey(namespace="team", name=name) for name in "ab")
 URGENT, NORMAL, LAST = Priority.URGENT, Priority.NORMAL, Priority.LAST
@@ -93,3 +93,21 @@ def test_a_node_wakes_the_jobs_on_it(before: Manifest | None, after: Manifest | 
 def test_a_job_that_is_over_goes_last(phase: str | None, priority: Priority) -> None:
     job: Manifest = {"metadata": {"namespace": "team", "name": "a"}, "status": {"phase": phase} if phase else {}}
     assert woken(Kind.JOBS, None, job) == {(A, priority)}
+
+
+TROUBLES = {
+    "none": (node(), NORMAL),
+    "announced": (node(notice="{}"), URGENT),
+    "tainted": (node(taints=(TAINT_PREEMPTION,)), URGENT),
+    "tainted for something else": (node(taints=("nvidia.com/gpu",)), NORMAL),
+    "not ready": (node(ready=False), URGENT),
+    "being deleted": (node(deletionTimestamp="2026-01-01T00:00:00Z"), URGENT),
+}
+
+
+@pytest.mark.parametrize(("found", "priority"), TROUBLES.values(), ids=TROUBLES)
+def test_at_a_start_jobs_on_a_node_in_trouble_go_first(found: Manifest, priority: Priority) -> None:
+    phases = {"a": "Running", "b": "Running", "over": "Succeeded"}
+    jobs = [{"metadata": {"namespace": "team", "name": name}, "status": {"phase": p}} for name, p in phases.items()]
+    over, gone = (JobKey(namespace="team", name=name) for name in ("over", "gone"))
+    assert first_wakes(jobs, [found], lambda _: {A, over, gone}) == {A: priority, B: NORMAL, over: LAST}

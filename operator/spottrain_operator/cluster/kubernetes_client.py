@@ -40,6 +40,7 @@ SECRETS = ("/api/v1", "secrets")
 NAMESPACES = ("/api/v1", "namespaces")
 JOBS = (f"/apis/{GROUP}/{VERSION}", PLURAL)
 HISTORIES = (f"/apis/{GROUP}/{VERSION}", HISTORY_PLURAL)
+DEFINITIONS = ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions")
 LEASES = ("/apis/coordination.k8s.io/v1", "leases")
 NETWORK_POLICIES = ("/apis/networking.k8s.io/v1", "networkpolicies")
 TOKEN_REVIEWS = ("/apis/authentication.k8s.io/v1", "tokenreviews")
@@ -65,7 +66,7 @@ class KubernetesCluster:
     """All clients of the operator on a real API server.
 
     Implements ClusterClient, PodLabelClient, TokenReviewer, IssuerClient, LeaseClient, SecretClient,
-    NamespaceClient and HistoryClient. Use it as an async context manager.
+    NamespaceClient, DefinitionClient and HistoryClient. Use it as an async context manager.
     """
 
     def __init__(
@@ -201,6 +202,9 @@ class KubernetesCluster:
 
     async def get_namespace(self, name: str) -> Manifest | None:
         return await _found(self._call("GET", path_of(NAMESPACES, name=name)))
+
+    async def read_definition(self, name: str) -> Manifest | None:
+        return await _found(self._call("GET", path_of(DEFINITIONS, name=name)))
 
     async def read_history(self, key: JobKey) -> Manifest | None:
         return await _found(self._call("GET", path_of(HISTORIES, key.namespace, key.name)))

@@ -104,6 +104,10 @@ class WatchedCluster:
         """The jobs that have a pod on the node."""
         return {job_of(pod) for pod in self._pods.found_by(("node", node))}
 
+    def nodes(self) -> Iterable[Manifest]:
+        """All nodes."""
+        return self._nodes.all()
+
     def tainted_nodes(self) -> list[Manifest]:
         """The nodes with taints that may keep pods away that ask for their labels."""
         return self._nodes.found_by(TAINTED)
