@@ -22,6 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from spottrain_api.v1alpha1 import FINISHED_PHASES, TrainingJobStatus
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import JobView, ReportView
+from spottrain_operator.core.notices import heeded_notice
 from spottrain_operator.job_families import JOB, JobNow
 from spottrain_operator.job_histograms import JobHistogram
 from spottrain_operator.status_metrics import JobMetrics
@@ -160,14 +161,14 @@ def gaps_closed(before: TrainingJobStatus, after: TrainingJobStatus) -> list[flo
 def drain_latency(
     before: TrainingJobStatus, after: TrainingJobStatus, reports: Mapping[str, ReportView]
 ) -> float | None:
-    """Seconds from an agent's oldest notice to the drain that this pass decided.
+    """Seconds from the oldest notice to the drain for it that this pass decided.
 
     None without such a drain.
     """
-    generation = after.generation
+    known, generation = before.generation, after.generation
     if generation is None or generation.requested_at is None:
         return None
-    if before.generation is not None and before.generation.requested_at == generation.requested_at:
-        return None
-    observed = [notice.observed_at for view in reports.values() for notice in view.report.notices]
-    return max(0.0, (generation.requested_at - min(observed)).total_seconds()) if observed else None
+    if known is not None and known.number == generation.number and known.requested_at is not None:
+        return None  # a stop may follow the drain
+    notice = heeded_notice(generation, reports)
+    return max(0.0, (generation.requested_at - notice.observed_at).total_seconds()) if notice is not None else None

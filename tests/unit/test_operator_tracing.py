@@ -15,10 +15,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from scene import NOW, notice, training_job
-from spottrain_api.contract import CommitRef
+from spottrain_api.contract import CommitRef, NoticeKind
 from spottrain_api.v1alpha1 import GenerationState, TrainingJobStatus, Transition
 from spottrain_operator.cluster.client import JobKey
-from spottrain_operator.tracing import ChangeTracer, Request, parts_of, processor_from_environment
+from spottrain_operator.tracing import ChangeTracer, Request, parts_of, processor_from_environment, request_of
 
 KEY = JobKey(namespace="team", name="gpt")
 
@@ -27,8 +27,9 @@ def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def draining() -> TrainingJobStatus:
-    status = training_job().generation(state=GenerationState.DRAINING, requested_at=at(0.5)).observed.job.status
+def draining(reason: str = "Preempted") -> TrainingJobStatus:
+    ending = {"state": GenerationState.DRAINING, "requested_at": at(0.5), "reason": reason}
+    status = training_job().generation(**ending).observed.job.status
     return status.model_copy(update={"transitions": ()})
 
 
@@ -90,6 +91,24 @@ def test_a_notice_is_one_trace_to_the_next_first_step() -> None:
     attributes = dict(root.attributes or {})
     assert (attributes["spottrain.job"], attributes["spottrain.last_step"]) == ("gpt", 120)
     assert attributes["spottrain.source"] == notice(4).source
+
+
+def test_only_the_notice_that_made_the_drain_is_in_the_trace() -> None:
+    an_hour_ago, stranger = at(-3600), 9
+    scene = training_job().says(2, notices=(notice(2, observed_at=an_hour_ago, kind=NoticeKind.REBALANCE),))
+    scene = scene.says(3, notices=(notice(3, observed_at=an_hour_ago, cancelled=True),))
+    scene = scene.says(stranger, notices=(notice(stranger, observed_at=an_hour_ago),))
+    scene = scene.says(4, notices=(notice(4, observed_at=at(0), source="gce"),))
+    request = request_of(draining(), scene.observed.reports)
+    assert request is not None
+    assert (request.noticed_at, request.source) == (at(0), "gce")
+
+
+@pytest.mark.parametrize("reason", ["Grow", "Edited", "Suspended"])
+def test_a_drain_that_no_notice_made_has_none_in_its_trace(reason: str) -> None:
+    request = request_of(draining(reason), training_job().says(4, notices=(notice(4),)).observed.reports)
+    assert request is not None
+    assert (request.noticed_at, request.source) == (None, "")
 
 
 def test_an_operator_that_started_in_between_traces_from_the_last_step() -> None:
