@@ -27,6 +27,7 @@ from spottrain_operator.job_families import JOB, JobNow
 from spottrain_operator.job_histograms import JobHistogram
 from spottrain_operator.status_metrics import JobMetrics
 
+ERROR_KINDS = ("conflict", "cluster", "internal")
 GAP_BUCKETS = (0.5, 1, 2, 3, 5, 8, 13, 20, 30, 60, 120, 300)
 SECONDS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
@@ -53,6 +54,8 @@ class Metrics:
         self.reconcile_errors = Counter(
             "spottrain_reconcile_errors", "Passes that ended with an error.", ("kind",), registry=self.registry
         )
+        for kind in ERROR_KINDS:
+            self.reconcile_errors.labels(kind)  # from 0, because increase() leaves out the first value
         agents = Gauge("spottrain_agents_connected", "Agents that hold a long poll.", registry=self.registry)
         agents.set_function(num_agents)
         self.leader = Gauge("spottrain_leader", "1 while this operator leads.", registry=self.registry)

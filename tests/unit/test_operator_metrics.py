@@ -5,6 +5,7 @@ Prometheus and Grafana can rely on the metrics' names, labels and types.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from datetime import UTC, datetime, timedelta
@@ -42,6 +43,7 @@ from spottrain_api.v1alpha1 import (
     TrainingJobStatus,
     Transition,
 )
+from spottrain_operator import process
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import JobView, ReportView
 from spottrain_operator.job_families import JOB
@@ -310,6 +312,12 @@ def test_a_job_without_an_incident_has_its_histograms_at_zero() -> None:
     metrics = Metrics(num_agents=lambda: 0)
     metrics.passed(KEY, view(STATUS), STATUS, {})
     assert samples(metrics, "spottrain_job_gap_seconds_count", "job_name") == {KEY.name: 0.0}
+
+
+def test_each_kind_of_error_is_counted_from_0() -> None:
+    metrics = Metrics(num_agents=lambda: 0)
+    kinds = set(re.findall(r'reconcile_errors\.labels\("(\w+)"\)', inspect.getsource(process)))
+    assert samples(metrics, "spottrain_reconcile_errors_total", "kind") == dict.fromkeys(kinds, 0.0)
 
 
 def test_the_histogram_of_a_job_is_the_one_that_prometheus_client_would_show() -> None:
