@@ -22,10 +22,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from spottrain_api.v1alpha1 import FINISHED_PHASES, TrainingJobStatus
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import JobView, ReportView
+from spottrain_operator.core.notices import heeded_notice
 from spottrain_operator.job_families import JOB, JobNow
 from spottrain_operator.job_histograms import JobHistogram
 from spottrain_operator.status_metrics import JobMetrics
 
+ERROR_KINDS = ("conflict", "cluster", "internal")
 GAP_BUCKETS = (0.5, 1, 2, 3, 5, 8, 13, 20, 30, 60, 120, 300)
 SECONDS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
@@ -52,6 +54,8 @@ class Metrics:
         self.reconcile_errors = Counter(
             "spottrain_reconcile_errors", "Passes that ended with an error.", ("kind",), registry=self.registry
         )
+        for kind in ERROR_KINDS:
+            self.reconcile_errors.labels(kind)  # from 0, because increase() leaves out the first value
         agents = Gauge("spottrain_agents_connected", "Agents that hold a long poll.", registry=self.registry)
         agents.set_function(num_agents)
         self.leader = Gauge("spottrain_leader", "1 while this operator leads.", registry=self.registry)
@@ -160,14 +164,14 @@ def gaps_closed(before: TrainingJobStatus, after: TrainingJobStatus) -> list[flo
 def drain_latency(
     before: TrainingJobStatus, after: TrainingJobStatus, reports: Mapping[str, ReportView]
 ) -> float | None:
-    """Seconds from an agent's oldest notice to the drain that this pass decided.
+    """Seconds from the oldest notice to the drain for it that this pass decided.
 
     None without such a drain.
     """
-    generation = after.generation
+    known, generation = before.generation, after.generation
     if generation is None or generation.requested_at is None:
         return None
-    if before.generation is not None and before.generation.requested_at == generation.requested_at:
-        return None
-    observed = [notice.observed_at for view in reports.values() for notice in view.report.notices]
-    return max(0.0, (generation.requested_at - min(observed)).total_seconds()) if observed else None
+    if known is not None and known.number == generation.number and known.requested_at is not None:
+        return None  # a stop may follow the drain
+    notice = heeded_notice(generation, reports)
+    return max(0.0, (generation.requested_at - notice.observed_at).total_seconds()) if notice is not None else None

@@ -25,6 +25,7 @@ from opentelemetry.trace import set_span_in_context
 from spottrain_api.v1alpha1 import TrainingJobStatus, Transition
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import ReportView
+from spottrain_operator.core.notices import heeded_notice
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
@@ -51,12 +52,12 @@ class Request:
     source: str = ""
 
 
-def processor_from_environment(environ: Mapping[str, str] = os.environ) -> SpanProcessor | None:
+def processor_from_environment() -> SpanProcessor | None:
     """Where traces go: to the collector of OpenTelemetry's own variables.
 
-    None: nowhere.
+    None: nowhere. The exporter reads the variables itself, from the environment of the process.
     """
-    return BatchSpanProcessor(OTLPSpanExporter()) if any(environ.get(name) for name in ENDPOINTS) else None
+    return BatchSpanProcessor(OTLPSpanExporter()) if any(os.environ.get(name) for name in ENDPOINTS) else None
 
 
 class ChangeTracer:
@@ -121,18 +122,17 @@ class ChangeTracer:
 def request_of(status: TrainingJobStatus, reports: Mapping[str, ReportView]) -> Request | None:
     """The request for the newest generation's end, or None without one.
 
-    It has the oldest notice of the generation's agents.
+    It has the oldest notice for which the generation ends.
     """
     generation = status.generation
     if generation is None or generation.requested_at is None:
         return None
-    notices = [notice for view in reports.values() for notice in view.report.notices]
-    oldest = min(notices, key=lambda notice: notice.observed_at, default=None)
+    notice = heeded_notice(generation, reports)
     return Request(
         generation=generation.number,
         requested_at=generation.requested_at,
-        noticed_at=oldest.observed_at if oldest is not None else None,
-        source=oldest.source if oldest is not None else "",
+        noticed_at=notice.observed_at if notice is not None else None,
+        source=notice.source if notice is not None else "",
     )
 
 

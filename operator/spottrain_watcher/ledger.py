@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from spottrain_api.contract import POD_NOTICE_PREFIX, Notice, NoticeKind, NoticeList
+from spottrain_api.contract import POD_NOTICE_PREFIX, Notice, NoticeList
 
 # A cancelled notice is repeated as cancelled for this long, for agents that have not heard of it yet.
 CANCELLED_KEPT = timedelta(minutes=2)
@@ -75,7 +75,7 @@ class Ledger:
         A loss comes before a risk of one.
         """
         notices = [notice for notice in self.standing() if not notice.id.startswith(POD_NOTICE_PREFIX)]
-        return min(notices, key=lambda notice: (notice.kind is NoticeKind.REBALANCE, notice.deadline), default=None)
+        return min(notices, key=lambda notice: (not notice.makes_drain, notice.deadline), default=None)
 
 
 def _distinct(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:

@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from spottrain_api.contract import Notice
+from spottrain_api.contract import Notice, NoticeKind
 from spottrain_watcher.kubernetes_signals import KubernetesSource
 from spottrain_watcher.signal_source import SignalSource
 
@@ -50,6 +50,12 @@ class Metrics(Collector):
             ("result",),
             registry=self.registry,
         )
+        # Prometheus' increase() leaves out the first value of a series: it has to be 0.
+        for source in sources:
+            for kind in NoticeKind:
+                self._notices.labels(source.name, kind.value)
+        for result in ("changed", "unchanged"):
+            self._polls.labels(result)
         cloud = Gauge(
             "spottrain_watcher_hears_cloud",
             "1 if a cloud's metadata is read; 0 if only Kubernetes' own signals are heard.",

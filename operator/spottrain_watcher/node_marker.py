@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import Any
 
-from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_WATCHER, TAINT_PREEMPTION, Notice, NoticeKind
+from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_WATCHER, TAINT_PREEMPTION, Notice
 from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def desired_change(node: dict[str, Any], notice: Notice | None) -> dict[str, Any
     annotation = notice.to_json() if notice else None
     taints = node.get("spec", {}).get("taints") or []
     desired_taints = [taint for taint in taints if taint.get("key") != TAINT_PREEMPTION]
-    if notice is not None and notice.kind is not NoticeKind.REBALANCE:
+    if notice is not None and notice.makes_drain:
         ours = [taint for taint in taints if taint.get("key") == TAINT_PREEMPTION]
         desired_taints += ours or [{"key": TAINT_PREEMPTION, "effect": "NoSchedule"}]
     patch: dict[str, Any] = {}

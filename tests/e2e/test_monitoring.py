@@ -56,8 +56,11 @@ def operator_port(kubectl: Kubectl) -> int:
 
 
 def answer(prometheus: PrometheusServer, target: Mapping[str, Any]) -> list[Series]:
-    """What Grafana gets for a query of a panel, with the job chosen."""
-    expression = target["expr"].replace("$namespace", NAMESPACE).replace("$job", JOB)
+    """What Grafana gets for a query of a panel, with the job chosen.
+
+    Data of its own, without the zero that stands in.
+    """
+    expression = target["expr"].replace("$namespace", NAMESPACE).replace("$job", JOB).replace(" or vector(0)", "")
     return prometheus.query(expression, instant=target.get("instant", False))
 
 
@@ -91,6 +94,7 @@ def test_every_panel_and_every_alert_of_a_preempted_job_has_data(
             run.preempt(run.spot_nodes()[:1], 30)
         run.wait("a commit after the preemption", lambda: committed_since_the_start(run))
         check_dashboards(run, prometheus)
+        check_notices(prometheus)
         check_alerts(prometheus)
         run.bring_back()
         check_time(run.finish())
@@ -132,6 +136,18 @@ def check_dashboards(run: Rehearsal, prometheus: PrometheusServer) -> None:
     assert len(DASHBOARDS) == 2
     for path in DASHBOARDS:
         wait_for_data(run, prometheus, json.loads(path.read_text()))
+
+
+def check_notices(prometheus: PrometheusServer) -> None:
+    """The panel shows the notice, although its watcher has heard no other."""
+    panels = [panel for path in DASHBOARDS for panel in json.loads(path.read_text())["panels"]]
+    [target] = next(panel["targets"] for panel in panels if panel["title"] == "Notices")
+    [preempted] = [
+        series
+        for series in answer(prometheus, target)
+        if (series.labels["source"], series.labels["kind"]) == ("ec2", "preempt")
+    ]
+    assert max(value for _, value in preempted.samples) > 0
 
 
 def check_alerts(prometheus: PrometheusServer) -> None:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from scene import NOW, notice, training_job
 from spottrain_agent.agent_state import (
-    DRAINING_KINDS,
     AgentState,
     CancelDrain,
     DrainSeen,
@@ -149,7 +148,7 @@ def test_it_drains_exactly_while_a_notice_stands_and_never_later(history: list[A
     for second, (source, leads, kind) in enumerate(history):
         told = tuple(cloud(lead, f"{source}-{kind}-{lead}").model_copy(update={"kind": kind}) for lead in leads)
         node.announces(source, *told, second=second)
-        standing = [n for n in node.ledger.standing() if n.kind in DRAINING_KINDS]
+        standing = [n for n in node.ledger.standing() if n.makes_drain]
         if not standing:
             earliest = None
         else:

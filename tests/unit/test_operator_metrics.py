@@ -5,6 +5,7 @@ Prometheus and Grafana can rely on the metrics' names, labels and types.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from datetime import UTC, datetime, timedelta
@@ -42,11 +43,12 @@ from spottrain_api.v1alpha1 import (
     TrainingJobStatus,
     Transition,
 )
+from spottrain_operator import process
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import JobView, ReportView
 from spottrain_operator.job_families import JOB
 from spottrain_operator.job_histograms import JobHistogram
-from spottrain_operator.metrics import Metrics
+from spottrain_operator.metrics import Metrics, drain_latency
 from spottrain_watcher.metrics import Metrics as WatcherMetrics
 
 DASHBOARDS = sorted((Path(__file__).parents[2] / "charts" / "spottrain" / "dashboards").glob("*.json"))
@@ -123,12 +125,16 @@ def view(status: TrainingJobStatus) -> JobView:
     )
 
 
-def report() -> ReportView:
-    """Of an agent that has heard a notice and seen a commit."""
+def heard(**changes: Any) -> Notice:
+    fields: dict[str, Any] = {"id": "n", "node": "spot-0", "source": "ec2", "deadline": NOW, "observed_at": NOW}
+    return Notice(**(fields | changes))
+
+
+def report(*notices: Notice) -> ReportView:
+    """Of an agent that has heard notices and seen a commit."""
     timings = CheckpointTimings(
         staging_seconds=0.1, upload_seconds=1.0, commit_seconds=0.1, num_bytes=100, forecast_seconds=1.8
     )
-    notice = Notice(id="n", node="spot-0", kind=NoticeKind.PREEMPT, source="ec2", deadline=NOW, observed_at=NOW)
     agent = AgentReport(
         pod="gpt-0",
         pod_uid="p",
@@ -143,10 +149,15 @@ def report() -> ReportView:
             stalled_seconds=1.0,
             memory_bytes=2**30,
         ),
-        notices=(notice,),
+        notices=notices,
         sent_at=NOW,
     )
     return ReportView(report=agent, received_at=NOW)
+
+
+def ending(reason: str = "Preempted", *, seconds: float = 0.2) -> TrainingJobStatus:
+    changes = {"reason": reason, "requested_at": NOW + timedelta(seconds=seconds)}
+    return STATUS.model_copy(update={"generation": GENERATION.model_copy(update=changes)})
 
 
 @pytest.fixture
@@ -154,12 +165,30 @@ def metrics() -> Metrics:
     """Metrics after a drain for a preemption and the next generation's first step."""
     metrics = Metrics(num_agents=lambda: 4)
     gap = Transition(generation=1, reason="Preempted", at=NOW, seconds_without_step=1.5)
-    draining = GENERATION.model_copy(update={"requested_at": NOW + timedelta(seconds=0.2)})
-    after = STATUS.model_copy(update={"transitions": (gap,), "generation": draining})
-    metrics.passed(KEY, view(STATUS), after, {"p": report()})
+    after = ending().model_copy(update={"transitions": (gap,)})
+    metrics.passed(KEY, view(STATUS), after, {"p": report(heard())})
     metrics.reconcile_seconds.observe(0.01)
     metrics.reconcile_errors.labels("conflict").inc()
     return metrics
+
+
+AN_HOUR_AGO = NOW - timedelta(hours=1)
+HINT = heard(id="hint", kind=NoticeKind.REBALANCE, observed_at=AN_HOUR_AGO)
+
+
+def test_a_drain_is_timed_from_the_notice_that_made_it() -> None:
+    taken_back = heard(id="false alarm", cancelled=True, observed_at=AN_HOUR_AGO)
+    reports = {"p": report(HINT, taken_back, heard()), "no member": report(heard(observed_at=AN_HOUR_AGO))}
+    assert drain_latency(STATUS, ending(), reports) == 0.2
+
+
+@pytest.mark.parametrize("reason", ["Grow", "Edited", "Suspended", "NodeLost", "Failure"])
+def test_the_end_of_a_generation_for_another_reason_is_not_timed(reason: str) -> None:
+    assert drain_latency(STATUS, ending(reason), {"p": report(HINT, heard())}) is None
+
+
+def test_a_stop_after_a_drain_is_not_timed_again() -> None:
+    assert drain_latency(ending(), ending(seconds=25), {"p": report(heard())}) is None
 
 
 def families(metrics: Metrics) -> list[Metric]:
@@ -283,6 +312,12 @@ def test_a_job_without_an_incident_has_its_histograms_at_zero() -> None:
     metrics = Metrics(num_agents=lambda: 0)
     metrics.passed(KEY, view(STATUS), STATUS, {})
     assert samples(metrics, "spottrain_job_gap_seconds_count", "job_name") == {KEY.name: 0.0}
+
+
+def test_each_kind_of_error_is_counted_from_0() -> None:
+    metrics = Metrics(num_agents=lambda: 0)
+    kinds = set(re.findall(r'reconcile_errors\.labels\("(\w+)"\)', inspect.getsource(process)))
+    assert samples(metrics, "spottrain_reconcile_errors_total", "kind") == dict.fromkeys(kinds, 0.0)
 
 
 def test_the_histogram_of_a_job_is_the_one_that_prometheus_client_would_show() -> None:

@@ -5,20 +5,32 @@ It goes from the cloud's word to the next generation's first step.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
+from threading import Thread
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from scene import NOW, notice, training_job
-from spottrain_api.contract import CommitRef
+from spottrain_api.contract import CommitRef, NoticeKind
 from spottrain_api.v1alpha1 import GenerationState, TrainingJobStatus, Transition
 from spottrain_operator.cluster.client import JobKey
-from spottrain_operator.tracing import ChangeTracer, Request, parts_of, processor_from_environment
+from spottrain_operator.tracing import (
+    ENDPOINTS,
+    ChangeTracer,
+    Request,
+    parts_of,
+    processor_from_environment,
+    request_of,
+)
 
 KEY = JobKey(namespace="team", name="gpt")
 
@@ -27,8 +39,9 @@ def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def draining() -> TrainingJobStatus:
-    status = training_job().generation(state=GenerationState.DRAINING, requested_at=at(0.5)).observed.job.status
+def draining(reason: str = "Preempted") -> TrainingJobStatus:
+    ending = {"state": GenerationState.DRAINING, "requested_at": at(0.5), "reason": reason}
+    status = training_job().generation(**ending).observed.job.status
     return status.model_copy(update={"transitions": ()})
 
 
@@ -92,6 +105,24 @@ def test_a_notice_is_one_trace_to_the_next_first_step() -> None:
     assert attributes["spottrain.source"] == notice(4).source
 
 
+def test_only_the_notice_that_made_the_drain_is_in_the_trace() -> None:
+    an_hour_ago, stranger = at(-3600), 9
+    scene = training_job().says(2, notices=(notice(2, observed_at=an_hour_ago, kind=NoticeKind.REBALANCE),))
+    scene = scene.says(3, notices=(notice(3, observed_at=an_hour_ago, cancelled=True),))
+    scene = scene.says(stranger, notices=(notice(stranger, observed_at=an_hour_ago),))
+    scene = scene.says(4, notices=(notice(4, observed_at=at(0), source="gce"),))
+    request = request_of(draining(), scene.observed.reports)
+    assert request is not None
+    assert (request.noticed_at, request.source) == (at(0), "gce")
+
+
+@pytest.mark.parametrize("reason", ["Grow", "Edited", "Suspended"])
+def test_a_drain_that_no_notice_made_has_none_in_its_trace(reason: str) -> None:
+    request = request_of(draining(reason), training_job().says(4, notices=(notice(4),)).observed.reports)
+    assert request is not None
+    assert (request.noticed_at, request.source) == (None, "")
+
+
 def test_an_operator_that_started_in_between_traces_from_the_last_step() -> None:
     exporter = InMemorySpanExporter()
     ChangeTracer(SimpleSpanProcessor(exporter)).passed(KEY, trained_on(None), trained_on(), {})
@@ -122,11 +153,79 @@ def test_clocks_that_differ_never_run_a_trace_backwards(times: list[float], noti
     assert parts[-1].end == at(4.0)
 
 
-def test_traces_go_where_opentelemetrys_variables_say() -> None:
-    assert processor_from_environment({}) is None
-    processor = processor_from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"})
+@dataclass
+class Collector:
+    """Receives traces over OTLP/HTTP, and keeps each request with its path."""
+
+    url: str
+    received: list[tuple[str, ExportTraceServiceRequest]]
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    received: list[tuple[str, ExportTraceServiceRequest]] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            received.append((self.path, ExportTraceServiceRequest.FromString(body)))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield Collector(f"http://127.0.0.1:{server.server_port}", received)
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("variable", "path", "asked"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "", "/v1/traces"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "/team/traces", "/team/traces"),
+    ],
+)
+def test_a_collector_gets_the_trace_over_otlp(
+    variable: str, path: str, asked: str, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, f"{collector.url}{path}")
+    processor = processor_from_environment()
     assert processor is not None
+    tracer = ChangeTracer(processor)
+    tracer.passed(KEY, draining(), draining(), training_job().says(4, notices=(notice(4),)).observed.reports)
+    tracer.passed(KEY, draining(), trained_on(), {})
     processor.shutdown()
+    [(posted_to, request)] = collector.received
+    assert posted_to == asked
+    [resource] = request.resource_spans
+    service = {each.key: each.value.string_value for each in resource.resource.attributes}["service.name"]
+    assert service == "spottrain-operator"
+    *parts, root = resource.scope_spans[0].spans
+    assert (root.name, root.parent_span_id) == ("change of members: Preempted", b"")
+    assert {each.key: each.value.string_value for each in root.attributes}["spottrain.job"] == "gpt"
+    assert {(part.trace_id, part.parent_span_id) for part in parts} == {(root.trace_id, root.span_id)}
+    assert [part.name for part in parts] == [
+        "notice to last step",
+        "commit",
+        "end of the generation",
+        "forming the next generation",
+        "start and resume",
+    ]
+    times = [root.start_time_unix_nano, *(part.end_time_unix_nano for part in parts)]
+    assert [part.start_time_unix_nano for part in parts] == times[:-1]
+    assert times[-1] == root.end_time_unix_nano
+
+
+def test_without_an_endpoint_traces_go_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENDPOINTS:
+        monkeypatch.delenv(name, raising=False)
+    assert processor_from_environment() is None
 
 
 @pytest.mark.parametrize("seconds", [None, 3.0])

@@ -28,8 +28,6 @@ from spottrain_api.contract import (
     NoticeKind,
 )
 
-# A rebalance recommendation is only a hint: the ranks commit more often, and nobody drains.
-DRAINING_KINDS = frozenset({NoticeKind.PREEMPT, NoticeKind.MAINTENANCE, NoticeKind.EVICT})
 ACTIVE_PHASES = frozenset({AgentPhase.STARTING, AgentPhase.RUNNING})
 SIGTERM_SOURCE = "sigterm"
 
@@ -314,7 +312,7 @@ def _request_drain(state: AgentState, request: DrainRequest, *, is_local: bool) 
 
 
 def _drain_for(notices: tuple[Notice, ...]) -> DrainRequest | None:
-    urgent = [notice for notice in notices if notice.kind in DRAINING_KINDS and not notice.cancelled]
+    urgent = [notice for notice in notices if notice.makes_drain]
     if not urgent:
         return None
     first = min(urgent, key=lambda notice: notice.deadline)

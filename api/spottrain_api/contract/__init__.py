@@ -121,6 +121,7 @@ from spottrain_api.contract.nodes import (
     shutdown_grace_seconds,
 )
 from spottrain_api.contract.notices import (
+    DRAINING_KINDS,
     POD_NOTICE_PREFIX,
     NodeWatch,
     Notice,
@@ -174,6 +175,7 @@ __all__ = [
     "API_VERSION",
     "AUTO_INTERVAL",
     "CONTROL_PORT",
+    "DRAINING_KINDS",
     "EKS_CAPACITY_TYPE",
     "ENV_AUDIT_DIR",
     "ENV_CAPACITY_TYPE",

@@ -26,6 +26,10 @@ class NoticeKind(StrEnum):
     EVICT = "evict"
 
 
+# Kinds of notices for which a member drains.
+DRAINING_KINDS = frozenset({NoticeKind.PREEMPT, NoticeKind.MAINTENANCE, NoticeKind.EVICT})
+
+
 class Notice(Message):
     """An announcement that a node, or one pod on it, will be gone at a deadline.
 
@@ -41,6 +45,11 @@ class Notice(Message):
     observed_at: datetime
     cancellable: bool = False
     cancelled: bool = False
+
+    @property
+    def makes_drain(self) -> bool:
+        """Whether members drain for it: it is in force, and no mere hint."""
+        return self.kind in DRAINING_KINDS and not self.cancelled
 
 
 # The id of a notice about one pod alone: this prefix and the pod's uid. The node's other pods don't drain for it,

@@ -9,14 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from spottrain_api.contract import TAINT_PREEMPTION, TAINTS, AgentReport, Notice, NoticeKind
+from spottrain_api.contract import DRAINING_KINDS, TAINT_PREEMPTION, TAINTS, AgentReport, Cause, Notice, NoticeKind
+from spottrain_api.v1alpha1 import GenerationStatus
 from spottrain_api.wording import one_line
-from spottrain_operator.core.model import NodeView, PodView
+from spottrain_operator.core.model import NodeView, PodView, ReportView
 from spottrain_operator.core.timing import NOTICE_EXPIRY, UNKNOWN_LEAD, after, seconds_between
 
 # Taints that announce the loss of a node: the watcher's and those of others, without mere recommendations.
 DOOMING_TAINTS = frozenset(
-    {TAINT_PREEMPTION, *(key for key, meaning in TAINTS.items() if meaning.kind is not NoticeKind.REBALANCE)}
+    {TAINT_PREEMPTION, *(key for key, meaning in TAINTS.items() if meaning.kind in DRAINING_KINDS)}
 )
 
 
@@ -62,6 +63,18 @@ def is_hinted(node: NodeView | None) -> bool:
     return notice is not None and notice.kind is NoticeKind.REBALANCE and not notice.cancelled
 
 
+def heeded_notice(generation: GenerationStatus, reports: Mapping[str, ReportView]) -> Notice | None:
+    """The oldest notice for which a member of `generation` drains.
+
+    None if the generation doesn't end for a notice, or no agent has reported it.
+    """
+    if generation.reason != Cause.PREEMPTED:
+        return None
+    views = (reports.get(member.pod_uid) for member in generation.members)
+    notices = (notice for view in views if view is not None for notice in view.report.notices if notice.makes_drain)
+    return min(notices, key=lambda notice: notice.observed_at, default=None)
+
+
 def _doomed_nodes(node: NodeView, newest: Mapping[str, Notice], deadline: datetime) -> list[Doom]:
     """The signals of a node without a notice in force.
 
@@ -92,14 +105,13 @@ def _newest(node: NodeView | None, report: AgentReport | None) -> dict[str, Noti
 
 
 def _standing(newest: Mapping[str, Notice], report: AgentReport | None, pod: PodView, now: datetime) -> list[Notice]:
-    """The notices in force for `pod`: those that are not taken back."""
+    """The notices for which `pod` drains: in force, and no mere hints."""
     # The agent drains for any notice that it has, whatever its assignment. An annotation may be a leftover.
     held_true = {notice.id for notice in report.notices} if report is not None else set()
     return [
         notice
         for notice in newest.values()
-        if not notice.cancelled
-        and notice.kind is not NoticeKind.REBALANCE  # it may be lost or not: no reason to stop training
+        if notice.makes_drain
         and pod.node in (None, notice.node)
         and (notice.id in held_true or _is_fresh(notice, pod, now))
     ]
