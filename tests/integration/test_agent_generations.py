@@ -12,6 +12,7 @@ import signal
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -165,10 +166,23 @@ async def test_a_hang_shows_where_each_rank_stands_before_it_is_killed(
     assert "runpy" not in first + second
 
 
+IN_A_SESSION = """
+        import logging
+        with spottrain.session():
+            logging.getLogger("spottrain.test").warning("in a session")
+"""
+
+
+def json_lines(text: str) -> list[dict[str, Any]]:
+    """The lines of agents and of the library in ranks; all others are text."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
 async def test_a_script_with_a_session_has_a_writer_beside_it_that_ends_with_it(
-    pods: Pods, operator: FakeOperator
+    pods: Pods, operator: FakeOperator, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pods.start("a")
+    """Its log and the agent's say in each line what the line is about."""
+    pods.start("a", SPOTTRAIN_LOG_FORMAT="json", SPOTTRAIN_JOB="job", SPOTTRAIN_NAMESPACE="team")
     await pods.warm()
     script = """
         import pathlib, sys, time
@@ -186,12 +200,19 @@ async def test_a_script_with_a_session_has_a_writer_beside_it_that_ends_with_it(
     with_session = script.replace("import pathlib", "import spottrain, pathlib").format(
         names_session="spottrain.session"
     )
-    await operator.assign(pods.generation(2, pods.script(with_session), ["a"]))
+    await operator.assign(pods.generation(2, pods.script(with_session + IN_A_SESSION), ["a"]))
     pid = int(await said(pods.folder / "pid"))
     assert is_alive(pid)
     (pods.folder / "go on").touch()
     await operator.wait_for_phase(AgentPhase.SUCCEEDED, 2, ["a"])
     await becomes_true(lambda: not is_alive(pid), seconds=5)
+
+    lines = json_lines(capfd.readouterr().err)
+    assert {(line["namespace"], line["job"], line["member"]) for line in lines} == {("team", "job", "a")}
+    agents = [line for line in lines if line["program"] == "spottrain-agent"]
+    assert [line["generation"] for line in agents if ": torchrun " in line["message"]] == [1, 2]
+    [rank] = [line for line in lines if line["program"] == "spottrain"]
+    assert (rank["message"], rank["generation"], rank["rank"]) == ("in a session", 2, 0)
 
 
 async def test_when_a_member_vanishes_the_others_report_a_lost_peer_and_can_go_on(

@@ -29,6 +29,7 @@ from operator_process import Jobs, OperatorProcess, free_port, running
 from spottrain_api.contract import (
     ANNOTATION_CONTROL_CA,
     ANNOTATION_CONTROL_URL,
+    ENV_LOG_FORMAT,
     AgentReport,
     Assignment,
     AssignmentAction,
@@ -349,6 +350,13 @@ def watcher(kubectl: Kubectl, pod: Any, folder: Path) -> Iterator[subprocess.Pop
         kubectl("delete", "clusterrolebinding", namespace)
 
 
+@pytest.fixture
+def json_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator logs JSON, and with it the agents of its pods."""
+    monkeypatch.setenv(ENV_LOG_FORMAT, "json")
+
+
+@pytest.mark.usefixtures("json_logs")
 def test_a_spot_node_that_nobody_watches_is_in_the_jobs_condition_until_somebody_does(
     operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl, tmp_path: Path
 ) -> None:
@@ -377,3 +385,14 @@ def test_a_spot_node_that_nobody_watches_is_in_the_jobs_condition_until_somebody
         wait_for(lambda: notices()["status"] == "True", f"somebody watches\n{operator.log()}")
         assert notices()["reason"] == "KubernetesOnly"
         assert f"On {pod['spec']['nodeName']} the watcher knows no cloud" in notices()["message"]
+
+    lines = [json.loads(line) for line in operator.log().splitlines()]
+    told = [line for line in lines if line.get("job")]
+    assert {(line["namespace"], line["job"]) for line in told} == {(jobs.namespace, "unheard")}
+    [missing] = [line for line in told if ": WatcherMissing: " in line["message"]]
+    assert (missing["level"], missing["generation"]) == ("WARNING", 1)
+    log = jobs.kubectl("logs", "unheard-1", "-n", jobs.namespace)
+    agents = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    about = {(line["namespace"], line["job"], line["member"]) for line in agents}
+    assert about == {(jobs.namespace, "unheard", "unheard-1")}
+    assert [line["generation"] for line in agents if ": torchrun " in line["message"]] == [1]
