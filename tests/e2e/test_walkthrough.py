@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import yaml
@@ -48,10 +48,12 @@ class Shell:
         assert done.returncode == 0, f"{' '.join(command)}: {err}{out}"
         return out
 
-    def start(self, *command: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-        pipe = subprocess.PIPE
+    def start(
+        self, *command: str, stdin: int = subprocess.DEVNULL, output: int | IO[str] = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
+        """Start the command, whose output and complaints go to `output`."""
         return subprocess.Popen(
-            command, cwd=checkout_root(), env=self.environment, stdin=stdin, stdout=pipe, stderr=pipe, text=True
+            command, cwd=checkout_root(), env=self.environment, stdin=stdin, stdout=output, stderr=output, text=True
         )
 
     def status(self, job: str) -> TrainingJobStatus:
@@ -253,9 +255,13 @@ def test_a_job_by_hand(shell: Shell) -> None:
         entrypoint={"script": "examples/digits/train.py", "args": ["--steps", "100000"]},
         nodes={"min": 2, "max": 2},
     )
+    said = shell.folder / "digits.log"
+    with said.open("w") as file:
+        logs = shell.start("spottrain", "logs", "digits", output=file)
     status = shell.wait("digits", "two nodes train", trains_past(0))
     shell.patch("digits", nodes={"min": 1})
-    logs = shell.start("kubectl", "logs", "-f", "digits-1")
+    followed = "spottrain: Generation {}: node rank 0 on digits-{}.\n"
+    wait_for(lambda: followed.format(1, 1) in said.read_text(), "its log is followed")
 
     shell.run("spottrain", "local", "preempt", "spot-0", "--notice", "15s")
     after = shell.wait("digits", "it goes on alone", lambda s: is_running(s) and len(s.generation.members) == 1)
@@ -278,8 +284,6 @@ def test_a_job_by_hand(shell: Shell) -> None:
     assert suspended.commit is not None
     assert suspended.commit.step == suspended.progress.step
     wait_for(lambda: not shell.job_processes("digits"), "a suspended job holds no pods")
-    out, _ = logs.communicate(timeout=20)
-    assert "generation 1" in out
     shell.patch("digits", runPolicy={"suspend": False})
     resumed = shell.wait("digits", "it goes on", trains_past(suspended.progress.step))
     assert resumed.steps_redone == 0
@@ -288,3 +292,12 @@ def test_a_job_by_hand(shell: Shell) -> None:
     shell.run("spottrain", "report", "digits", "-o", str(report))
     assert "<svg" in report.read_text()
     shell.delete("digits", seconds=10)
+
+    # The command follows the job from generation to generation and from pod to pod, and ends with it.
+    logs.wait(20)
+    log = said.read_text()
+    places = re.findall(followed.format(r"(\d)", r"(\d)"), log)
+    assert places[:2] == [("1", "1"), ("2", "1")]
+    assert [number for number, pod in places[2:] if pod != "1"] == ["3"]
+    assert re.findall(r"generation (\d): torchrun ", log) == ["1", "2", "3"]
+    assert re.findall(r"spottrain: resumed from step (\d+) of ", log)[1:] == [str(suspended.commit.step)]

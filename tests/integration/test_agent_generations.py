@@ -174,7 +174,7 @@ IN_A_SESSION = """
 
 
 def json_lines(text: str) -> list[dict[str, Any]]:
-    """The lines of agents and of ranks' library. torchrun's and the script's own are text."""
+    """The lines of agents and of the library in ranks; all others are text."""
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
