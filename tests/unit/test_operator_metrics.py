@@ -8,16 +8,17 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from docs.reference_pages.job_metrics import exposed_name
-from docs.reference_pages.job_metrics import labels as declared_labels
 from prometheus_client import CollectorRegistry, Histogram, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from memory_signals import MemorySource
+from prometheus_binaries import find_prometheus
 from spottrain_api.contract import (
     AgentReport,
     CapacityType,
@@ -191,12 +192,17 @@ def test_a_stop_after_a_drain_is_not_timed_again() -> None:
     assert drain_latency(ending(), ending(seconds=25), {"p": report(heard())}) is None
 
 
-def families(metrics: Metrics) -> list[Metric]:
+@pytest.fixture
+def watcher() -> WatcherMetrics:
+    return WatcherMetrics([MemorySource("ec2"), MemorySource("kubernetes")])
+
+
+def families(metrics: Metrics | WatcherMetrics) -> list[Metric]:
     return list(text_string_to_metric_families(metrics.exposition()[0].decode()))
 
 
-def test_every_metric_has_a_sample_a_help_and_a_conventional_name(metrics: Metrics) -> None:
-    found = families(metrics)
+def test_every_metric_has_a_sample_a_help_and_a_conventional_name(metrics: Metrics, watcher: WatcherMetrics) -> None:
+    found = [*families(metrics), *families(watcher)]
     assert all(family.samples for family in found), [family.name for family in found if not family.samples]
     for family in found:
         assert family.documentation.endswith("."), family.name
@@ -205,6 +211,15 @@ def test_every_metric_has_a_sample_a_help_and_a_conventional_name(metrics: Metri
         assert family.type != "histogram" or family.name.endswith("_seconds"), family.name
         # What is measured in a unit names the base unit at its end.
         assert all(unit not in family.name or family.name.endswith(unit) for unit in UNITS), family.name
+
+
+def test_prometheus_own_check_of_metrics_finds_nothing(metrics: Metrics, watcher: WatcherMetrics) -> None:
+    prometheus = find_prometheus()
+    assert prometheus is not None, "Prometheus is not here: run `make prometheus`."
+    for exposing in (metrics, watcher):
+        text, _ = exposing.exposition()
+        done = subprocess.run([prometheus.promtool, "check", "metrics"], input=text, capture_output=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_the_forecast_of_a_checkpoint_is_compared_with_what_it_took(metrics: Metrics) -> None:
@@ -291,8 +306,8 @@ def test_the_deadline_is_a_time(metrics: Metrics) -> None:
     assert found == {KEY.name: (NOW + timedelta(hours=1)).timestamp()}
 
 
-def test_no_label_is_one_that_prometheus_gives_to_the_target(metrics: Metrics) -> None:
-    for family in families(metrics):
+def test_no_label_is_one_that_prometheus_gives_to_the_target(metrics: Metrics, watcher: WatcherMetrics) -> None:
+    for family in [*families(metrics), *families(watcher)]:
         for sample in family.samples:
             assert not TARGET_LABELS & sample.labels.keys(), sample.name
 
@@ -340,14 +355,12 @@ def test_the_histogram_of_a_job_is_the_one_that_prometheus_client_would_show() -
 
 
 @pytest.fixture
-def labels(metrics: Metrics) -> dict[str, set[str]]:
+def labels(metrics: Metrics, watcher: WatcherMetrics) -> dict[str, set[str]]:
     """The labels of each series of the operator and of the watcher, by its name."""
     found: dict[str, set[str]] = {}
-    for family in families(metrics):
+    for family in [*families(metrics), *families(watcher)]:
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
-    for each in WatcherMetrics(()).registry.collect():
-        found.setdefault(exposed_name(each), set()).update(declared_labels(each))
     return found
 
 

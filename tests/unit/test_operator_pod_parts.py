@@ -6,6 +6,8 @@ They are resources, memory, containers beside the trainer, zone, mesh and networ
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -257,6 +259,29 @@ def test_only_tcpx_sees_anything_of_the_host(network: Network | None) -> None:
         assert (paths, daemons) == ([], [])
 
 
+def env(manifest: Any) -> dict[str, str]:
+    named = [each["name"] for each in trainer(manifest)["env"]]
+    assert len(named) == len(set(named))
+    return {each["name"]: each.get("value", "") for each in trainer(manifest)["env"]}
+
+
+def documented(network: Network) -> dict[str, str]:
+    """The variables of a preset in the docs: in its row, or in a list of its own."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "pods.md").read_text()
+    row, own = rf"^\| `{network}` \|.*", rf"^### Variables of {network.upper()}\n.*?^```$"
+    text = "\n".join(re.findall(rf"{row}|(?s:{own})", page, re.MULTILINE))
+    return dict(re.findall(r"(?:`|^)([A-Z][A-Z0-9_]+)=([^`\n]+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("network", "num_variables"), [(Network.EFA, 4), (Network.INFINIBAND, 1), (Network.TCPX, 20)]
+)
+def test_the_environment_of_a_network_is_the_documented_one(network: Network, num_variables: int) -> None:
+    added = dict(env(pod({"network": network.value})).items() - env(pod()).items())
+    assert added == documented(network)
+    assert len(added) == num_variables
+
+
 @pytest.mark.parametrize(
     ("network", "name", "value"),
     [
@@ -266,11 +291,6 @@ def test_only_tcpx_sees_anything_of_the_host(network: Network | None) -> None:
     ],
 )
 def test_the_users_environment_takes_precedence_over_the_networks(network: Network, name: str, value: str) -> None:
-    def env(manifest: Any) -> dict[str, str]:
-        named = [each["name"] for each in trainer(manifest)["env"]]
-        assert len(named) == len(set(named))
-        return {each["name"]: each.get("value", "") for each in trainer(manifest)["env"]}
-
     assert env(pod({"network": network.value}))[name] == value
     assert env(pod({"network": network.value}, env=[{"name": name, "value": "mine"}]))[name] == "mine"
     assert name not in env(pod())
