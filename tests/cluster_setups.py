@@ -18,8 +18,16 @@ from pod_tokens import SigningIssuer
 from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, CapacityType
 from spottrain_api.crd import CRDS
 from spottrain_api.v1alpha1 import TrainingJobSpec
-from spottrain_operator.cluster.client import ClusterClient, JobKey, Manifest, PodIdentity, WatchClient
+from spottrain_operator.cluster.client import (
+    ClusterClient,
+    DefinitionClient,
+    JobKey,
+    Manifest,
+    PodIdentity,
+    WatchClient,
+)
 from spottrain_operator.cluster.control_address import ControlAddress
+from spottrain_operator.cluster.definitions import KubernetesDefinitions
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster, client_configuration
 from spottrain_operator.cluster.pods import JobRef, build_pod
 from spottrain_operator.cluster.watch_client import KubernetesWatch
@@ -35,6 +43,7 @@ class MemorySetup:
         self.direct.namespaces[self.namespace] = {"metadata": {"name": self.namespace}}
         self.watches: WatchClient = self.direct
         self.cluster: ClusterClient = self.direct
+        self.definitions: DefinitionClient = self.direct
         self.nodes: list[str] = ["node-a"]
         self.direct.put_node({"metadata": {"name": "node-a"}, "spec": {}, "status": {}})
 
@@ -66,6 +75,7 @@ class RealSetup:
         wait_for(lambda: kubectl.run("get", "tj").returncode == 0, "the CRD is served")
         kubectl("create", "namespace", self.namespace)
         self.direct = KubernetesCluster(client_configuration())
+        self.definitions: DefinitionClient = KubernetesDefinitions(client_configuration())
         self.cluster: ClusterClient = self.direct
         self.nodes: list[str] = sorted(kubectl.ready_nodes())
 

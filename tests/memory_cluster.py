@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from spottrain_api import crd
 from spottrain_api.contract import LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_operator.cluster.client import (
     AlreadyExistsError,
@@ -48,6 +49,7 @@ class MemoryCluster:
         self.histories: dict[tuple[str, str], Manifest] = {}
         self.namespaces: dict[str, Manifest] = {}
         self.network_policies: dict[tuple[str, str], Manifest] = {}
+        self.other_definitions: dict[str, Manifest] = {}  # CRDs that are not this release's
         self.events: list[Manifest] = []
         self.tokens: dict[tuple[str, str], PodIdentity] = {}
         self.issuer: TokenIssuer | None = None
@@ -261,7 +263,7 @@ class MemoryCluster:
         if self.watches_fail:
             raise ClusterError("the API server can't be reached")
 
-    # --- TokenReviewer, IssuerClient, LeaseClient, SecretClient, NamespaceClient and HistoryClient --------
+    # --- TokenReviewer, IssuerClient, LeaseClient, SecretClient, NamespaceClient, HistoryClient and others
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
         return self.tokens.get((token, audience))
@@ -295,6 +297,9 @@ class MemoryCluster:
         if key in self.network_policies:
             raise AlreadyExistsError(f'networkpolicies "{key[1]}" already exists')
         self.network_policies[key] = self._stamped(policy)
+
+    async def read_definition(self, name: str) -> Manifest | None:
+        return _copied(self.other_definitions.get(name) or crd.definitions().get(name))
 
     async def read_history(self, key: JobKey) -> Manifest | None:
         return _copied(self.histories.get((key.namespace, key.name)))

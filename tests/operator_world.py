@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from memory_cluster import MemoryCluster
+from spottrain_api import crd
 from spottrain_api.contract import (
     LABEL_CAPACITY_TYPE,
     AgentPhase,
@@ -47,6 +48,14 @@ def job(**changes: Any) -> Manifest:
         "checkpoint": {"uri": "s3://bucket/prefix"},
     }
     return {"metadata": {"namespace": KEY.namespace, "name": KEY.name}, "spec": spec | changes}
+
+
+def older_definition() -> Manifest:
+    """The CRD of jobs as if it were of a release before a field of the status."""
+    found = crd.custom_resource_definition()
+    [version] = found["spec"]["versions"]
+    del version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]["stepsRedone"]
+    return found
 
 
 class CrashingCluster(MemoryCluster):

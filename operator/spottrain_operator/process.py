@@ -20,8 +20,9 @@ from aiohttp import web
 from spottrain_api.contract import HEALTH_PORT, METRICS_PORT
 from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster.cache import Change
-from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind, WatchClient
+from spottrain_operator.cluster.client import ClusterError, ConflictError, DefinitionClient, JobKey, Kind, WatchClient
 from spottrain_operator.cluster.control_address import ControlAddress
+from spottrain_operator.cluster.definitions import KubernetesDefinitions, warn_of_other_definitions
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.kopf_watch import KopfWatch
@@ -95,9 +96,16 @@ class OperatorSettings:
 class Operator:
     """Connects the parts and runs them until `stop` is set or the lease is lost."""
 
-    def __init__(self, settings: OperatorSettings, cluster: KubernetesCluster, watches: WatchClient) -> None:
+    def __init__(
+        self,
+        settings: OperatorSettings,
+        cluster: KubernetesCluster,
+        watches: WatchClient,
+        definitions: DefinitionClient,
+    ) -> None:
         self._settings = settings
         self._cluster = cluster
+        self._definitions = definitions
         self._watched = WatchedCluster(cluster, watches, self._on_change)
         self._election = LeaderElection(cluster, settings.lease)
         self._namespaces = LedNamespaces(settings.lease.scope, cluster)
@@ -181,6 +189,8 @@ class Operator:
             if self._is_prepared():
                 for port in control:
                     await port.open()
+                comparing = asyncio.create_task(warn_of_other_definitions(self._definitions), name="CRDs")
+                stack.push_async_callback(_end, comparing)
             while self._is_prepared() and self._election.is_leader and not stop.is_set():
                 await self._act(stop, following)
                 if not self._election.is_leader and not stop.is_set():
@@ -327,7 +337,8 @@ async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:
     cluster = KubernetesCluster(configuration, settings.limits)
     try:
         async with KubernetesWatch(configuration) as watches:
-            await Operator(settings, cluster, KopfWatch(watches)).run(stop)
+            definitions = KubernetesDefinitions(configuration)
+            await Operator(settings, cluster, KopfWatch(watches), definitions).run(stop)
     finally:
         cluster.close()
 

@@ -23,6 +23,7 @@ import urllib3
 from spottrain_api import crd
 from spottrain_api.contract import ENV_CONTROL_URL, SPOT_LABELS, VERSION
 from spottrain_operator.cluster.client import ClusterError, Manifest
+from spottrain_operator.cluster.definitions import crd_problem
 from spottrain_operator.cluster.kubernetes_client import client_configuration
 from spottrain_operator.control_api.certificate_keeper import CA, SECRET_NAME, decoded
 from spottrain_operator.options import spot_labels_option, watch_namespaces_option
@@ -33,30 +34,9 @@ RETRY_SECONDS = 1.0
 # A watcher is ready once its sources answer. Azure's takes two minutes for the first answer in a new scale set. Helm
 # itself waits for five.
 PATIENCE_SECONDS = 180.0
-# As Helm itself: with another manager of the fields, Helm fails on a conflict if the release takes the CRD over.
-APPLY_CRD = (
-    "helm template CHART --show-only templates/crds.yaml | "
-    "kubectl apply --server-side --force-conflicts --field-manager=helm -f -"
-)
 
 Check = tuple[str, Callable[[], str]]
 """What is checked, and a function that returns what is wrong with it, or nothing."""
-
-
-def crd_problem(found: Manifest | None, name: str) -> str:
-    """What is wrong with a CRD, compared with that of this release."""
-    if found is None:
-        return f"this cluster has no CRD {name}. Upgrade the release with crds.enabled=true, or apply it: {APPLY_CRD}"
-    expected = crd.definitions()[name]["spec"]["versions"][0]
-    version = next((each for each in found["spec"]["versions"] if each["name"] == VERSION), None)
-    if version is None or not version["served"]:
-        return f"the CRD {name} does not serve {VERSION}. Apply that of this version: {APPLY_CRD}"
-    if version["schema"] != expected["schema"]:
-        return (
-            f"the CRD {name} is that of another version. "
-            f"Upgrade the release that installs the CRDs (crds.enabled), or apply that of this version: {APPLY_CRD}"
-        )
-    return ""
 
 
 def denied_problem(denied: Sequence[str], part: str) -> str:

@@ -13,9 +13,11 @@ import pytest
 
 from cluster_setups import RealSetup, Setup, pod_of, pods_of, put_job
 from minimal_job import MINIMAL
+from spottrain_api import crd
 from spottrain_api.contract import ANNOTATION_POOL, API_VERSION, LABEL_JOB, LABEL_JOB_UID, TOKEN_AUDIENCE
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND
 from spottrain_operator.cluster.client import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
+from spottrain_operator.cluster.definitions import crd_problem
 from spottrain_operator.cluster.events import EventRecorder
 from spottrain_operator.cluster.isolation import network_policy
 from spottrain_operator.control_api.agents import ReportBox
@@ -31,6 +33,12 @@ async def test_what_is_not_there_is_none(setup: Setup) -> None:
     assert await setup.direct.read_lease(setup.namespace, "nobody") is None
     assert await setup.direct.read_secret(setup.namespace, "nobody") is None
     assert await setup.direct.read_history(JobKey(namespace=setup.namespace, name="nobody")) is None
+
+
+async def test_the_crds_of_this_release_are_read_as_such(setup: Setup) -> None:
+    for name in crd.definitions():
+        assert crd_problem(await setup.definitions.read_definition(name), name) == ""
+    assert await setup.definitions.read_definition("nobodies.spottrain.dev") is None
 
 
 async def test_the_jobs_of_all_namespaces_are_listed(setup: Setup, job: Manifest) -> None:

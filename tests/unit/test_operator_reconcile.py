@@ -15,8 +15,8 @@ import pytest
 
 from operator_world import KEY, LAST_STEP, CrashingCluster, World, job
 from spottrain_api.contract import ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION, AssignmentAction
-from spottrain_operator.cluster.client import ClusterError, Manifest
-from spottrain_operator.cluster.watched_cluster import WatchedCluster
+from spottrain_operator.cluster.client import ClusterError, Kind, Manifest
+from spottrain_operator.cluster.watched_cluster import OnChange, WatchedCluster
 
 
 def end_state(world: World) -> dict[str, Any]:
@@ -180,12 +180,14 @@ async def test_agents_are_told_what_the_shutdown_of_their_node_leaves(
 
 
 @asynccontextmanager
-async def watched(cluster: CrashingCluster) -> AsyncIterator[tuple[World, Callable[[], Awaitable[None]]]]:
+async def watched(
+    cluster: CrashingCluster, on_change: OnChange = lambda _kind, _change: None
+) -> AsyncIterator[tuple[World, Callable[[], Awaitable[None]]]]:
     """A world whose operator reads from caches.
 
     It comes with a function that takes a turn, after which the caches show everything.
     """
-    client = WatchedCluster(cluster, cluster, lambda _kind, _change: None)
+    client = WatchedCluster(cluster, cluster, on_change)
     synced = asyncio.Event()
     following = asyncio.create_task(client.follow(synced))
     await synced.wait()
@@ -226,6 +228,39 @@ async def test_a_pass_at_rest_asks_and_writes_nothing() -> None:
             await turn()
         assert cluster.num_writes - writes == 1, "the progress, after three quarters of a minute"
         assert world.status["progress"]["step"] > steps + 30
+
+
+class OlderCrd(CrashingCluster):
+    """A cluster whose CRD lacks a field of the status.
+
+    The API server drops it from what is written.
+    """
+
+    def __init__(self, lacks: str) -> None:
+        super().__init__()
+        self._lacks = lacks
+
+    async def replace_job_status(self, job: Manifest) -> Manifest:
+        kept = {name: value for name, value in job["status"].items() if name != self._lacks}
+        return await super().replace_job_status(job | {"status": kept})
+
+
+@pytest.mark.parametrize("lacks", ["message", "accountedAt", "members", "stepsRedone"])
+async def test_a_status_that_an_older_crd_prunes_makes_no_loop_of_writes(lacks: str) -> None:
+    assert (await lived(OlderCrd(lacks))).status["phase"] == "Succeeded"
+    cluster = OlderCrd(lacks)
+    cluster.put_job(job())
+    told: list[Kind] = []
+    async with watched(cluster, lambda kind, _: told.append(kind)) as (world, turn):
+        while world.status.get("phase") != "Running":
+            await turn()
+        told.clear()
+        writes = cluster.num_status_writes
+        for _ in range(30):
+            await turn()
+        assert cluster.num_status_writes - writes <= 30, "one a pass at most"
+        assert Kind.JOBS not in told, "what was written wakes no further pass"
+        assert (len(cluster.created), len(cluster.deleted), world.status["phase"]) == (3, 0, "Running")
 
 
 async def test_agents_are_told_the_mark_of_their_nodes_watcher() -> None:

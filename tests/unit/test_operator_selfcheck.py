@@ -12,6 +12,7 @@ import pytest
 from spottrain_api import crd
 from spottrain_api.contract import SPOT_LABELS
 from spottrain_operator import selfcheck
+from spottrain_operator.cluster.definitions import crd_problem
 from spottrain_operator.rights import asked, questions
 from spottrain_watcher import azure
 
@@ -40,7 +41,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     ],
 )
 def test_the_crd_is_this_releases(found: dict[str, Any] | None, problem: str) -> None:
-    told = selfcheck.crd_problem(found, crd.NAME)
+    told = crd_problem(found, crd.NAME)
     assert problem in told
     assert bool(told) is bool(problem)
 

@@ -350,3 +350,15 @@ class HistoryClient(Protocol):
             ConflictError: Another writer was faster.
         """
         ...
+
+
+class DefinitionClient(Protocol):
+    """CustomResourceDefinitions."""
+
+    async def read_definition(self, name: str) -> Manifest | None:
+        """The CRD of this name.
+
+        Raises:
+            ForbiddenError: The operator may not read it.
+        """
+        ...
