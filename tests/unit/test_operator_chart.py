@@ -234,6 +234,14 @@ def test_one_of_several_replicas_may_be_evicted_at_a_time(replicas: int) -> None
 
 
 @pytest.mark.cluster
+def test_replicas_prefer_different_nodes_and_zones(rendered: list[dict[str, Any]]) -> None:
+    deployment = one(rendered, "Deployment")["spec"]
+    spread = {each.pop("topologyKey"): each for each in deployment["template"]["spec"]["topologySpreadConstraints"]}
+    expected = {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": deployment["selector"]}
+    assert spread == dict.fromkeys(["kubernetes.io/hostname", "topology.kubernetes.io/zone"], expected)
+
+
+@pytest.mark.cluster
 def test_no_job_pushes_the_operator_off_its_node(rendered: list[dict[str, Any]]) -> None:
     pod = one(rendered, "Deployment")["spec"]["template"]["spec"]
     assert pod["priorityClassName"] == "system-cluster-critical"
