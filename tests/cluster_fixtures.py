@@ -44,6 +44,7 @@ PATHS = {
     "node": "api/v1/nodes",
     "pod": "api/v1/{}pods",
     "secret": "api/v1/{}secrets",
+    "service": "api/v1/{}services",
     "tj": f"apis/{GROUP}/{VERSION}/{{}}{PLURAL}",
 }
 

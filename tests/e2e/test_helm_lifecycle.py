@@ -41,6 +41,8 @@ TWO_NODES: dict[str, Any] = {
     "capacity": {"onDemand": {"min": 1, "max": 1}, "spot": {"max": 1}},
 }
 MORE_STEPS = 10
+# Of the control API. The agents that train get its new address by an annotation of their pods.
+OTHER_PORT = 8543
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +75,10 @@ def test_five_jobs_train_through_the_life_of_a_release(installed: Installed) -> 
     jobs = started(installed)
     members = [(pod_uids(job), job.generation().number) for job in jobs]
 
-    two = ("--set", "operator.logLevel=DEBUG", "--set", "operator.replicas=2")
+    two = ("--set", "operator.logLevel=DEBUG", "--set", "operator.replicas=2", "--set", f"operator.port={OTHER_PORT}")
     release(*release.upgrade(*two, "--wait", "--timeout", "90s"))
     assert release.has_newer_crd()
+    assert OTHER_PORT in ports(release)
     wait_for(lambda: operators(release) == ["DEBUG", "DEBUG"], "two new operators run", 60)
     wait_for(lambda: len(leaders(release)) == 1, "the Service finds one of them")
     wait_until_followed(jobs)
@@ -166,6 +169,12 @@ def leaders(release: HelmRelease) -> list[str]:
     return [
         name for name, each in conditions.items() if any(c["type"] == "Ready" and c["status"] == "True" for c in each)
     ]
+
+
+def ports(release: HelmRelease) -> set[int]:
+    """The ports of the release's Services."""
+    services = release.kubectl.list("service", release.namespace)
+    return {port["port"] for each in services for port in each["spec"]["ports"]}
 
 
 def running_parts(release: HelmRelease) -> list[str]:

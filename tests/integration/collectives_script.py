@@ -18,12 +18,14 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
+from no_pickles import refuse_pickles  # noqa: E402
 from spottrain.data.batch import BatchPlan  # noqa: E402
 from spottrain.engines import EngineConfig, choose_engine  # noqa: E402
 from spottrain.engines.blocks import find_blocks, prepare_blocks  # noqa: E402
 from spottrain_api.contract import DeepSpeedConfig, FsdpConfig  # noqa: E402
 
 torch.set_num_threads(1)
+refuse_pickles()
 RANK, WORLD, LOCAL = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
 WIDTH, BATCH, MICRO_BATCHES = 16, 2, 4
 

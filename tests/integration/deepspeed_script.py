@@ -16,9 +16,11 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import spottrain  # noqa: E402
+from no_pickles import refuse_pickles  # noqa: E402
 from spottrain_api.contract import DrainRequest  # noqa: E402
 
 torch.set_num_threads(1)
+refuse_pickles()
 if RANK_SETTINGS["cpu_has_fp16"] is not None:
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 

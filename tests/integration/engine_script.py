@@ -21,6 +21,7 @@ from torch import nn  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from no_pickles import refuse_pickles  # noqa: E402
 from spottrain.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from spottrain.checkpoint.format.commits import Commit  # noqa: E402
 from spottrain.checkpoint.loading.export import export  # noqa: E402
@@ -32,6 +33,7 @@ from spottrain.engines.blocks import find_blocks, prepare_blocks  # noqa: E402
 from spottrain_api.contract import FsdpConfig  # noqa: E402
 
 torch.set_num_threads(1)
+refuse_pickles()
 RANK, WORLD, LOCAL = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
 BATCH, WIDTH, CONTEXT, VOCABULARY, STEPS = 2, 16, 6, 20, 4
 

@@ -19,6 +19,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from no_pickles import refuse_pickles  # noqa: E402
 from spottrain.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
 from spottrain.data.batch import BatchPlan  # noqa: E402
@@ -27,6 +28,7 @@ from spottrain.world.failures import UserError  # noqa: E402
 from spottrain_api.contract import DeepSpeedConfig  # noqa: E402
 
 torch.set_num_threads(1)
+refuse_pickles()
 RANK, WORLD = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
 BATCH, MICRO_BATCHES, WIDTH, CONTEXT, CLASSES, STEPS = 2, 4, 8, 5, 12, 4
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from spottrain_agent import relay as relay_module
 from spottrain_agent import report_rhythm
 from spottrain_agent.contact import Contact
 from spottrain_agent.control_client import ControlClient
-from spottrain_agent.routes import RefusedError, RelayRoute, UnprovenError
+from spottrain_agent.routes import BEAT_SECONDS, RefusedError, RelayRoute, UnprovenError
 from spottrain_api.contract import (
     AgentPhase,
     AgentReport,
@@ -160,6 +161,16 @@ async def test_a_peer_that_ends_is_noticed_at_once(job: Job) -> None:
     await job.members[2].stop()
     await until(lambda: job.setup.reports.num_present == 2)
     assert (JOB, True) in job.setup.woken
+
+
+def test_a_peer_that_loses_its_power_is_given_up_within_three_seconds() -> None:
+    relay = relay_module.Relay("127.0.0.1", lambda: None)
+    with relay._socket as listener:
+        listener.listen()
+        with socket.create_connection(("127.0.0.1", relay.port)), listener.accept()[0] as connection:
+            given_up = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    # Between two beats, nothing is sent that a peer could acknowledge.
+    assert given_up / 1000 + BEAT_SECONDS <= 3
 
 
 async def test_peers_go_to_the_operator_themselves_when_their_relay_ends(job: Job) -> None:

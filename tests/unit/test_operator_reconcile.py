@@ -231,7 +231,10 @@ async def test_a_pass_at_rest_asks_and_writes_nothing() -> None:
 
 
 class OlderCrd(CrashingCluster):
-    """A cluster whose CRD lacks a field of the status. The API server drops it from what is written."""
+    """A cluster whose CRD lacks a field of the status.
+
+    The API server drops it from what is written.
+    """
 
     def __init__(self, lacks: str) -> None:
         super().__init__()

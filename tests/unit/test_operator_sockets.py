@@ -1,4 +1,4 @@
-"""What a connection to the control API costs."""
+"""What a connection to the control API costs, and when a silent end is noticed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import ssl
 import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
+from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL
 
+import aiohttp
+from aiohttp import web
+
+from operator_process import free_port
 from spottrain_operator.control_api.certificates import issue, new_authority
-from spottrain_operator.control_api.sockets import bound, keep_tls_buffers_small
+from spottrain_operator.control_api.sockets import Port, bound, keep_tls_buffers_small
 
 NUM_CONNECTIONS = 20
 
@@ -44,3 +49,28 @@ async def test_a_connection_that_waits_takes_little_memory(tmp_path: Path) -> No
         for end in ends:
             end.close()
         server.close()
+
+
+async def test_a_peer_that_loses_its_power_is_given_up_within_three_seconds() -> None:
+    options = [
+        (SOL_SOCKET, SO_KEEPALIVE),
+        *((IPPROTO_TCP, each) for each in (TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT)),
+    ]
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        connection = request.transport.get_extra_info("socket")
+        return web.json_response([connection.getsockopt(*each) for each in options])
+
+    application = web.Application()
+    application.router.add_get("/", answer)
+    number = free_port()
+    port = Port("test", application, "127.0.0.1", number)
+    await port.open()
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{number}/") as response:
+            is_probed, idle, between, count = await response.json()
+    finally:
+        await port.close()
+    assert (is_probed, idle, between, count) == (1, 1, 1, 2)
+    assert idle + between * count <= 3
