@@ -16,7 +16,8 @@ from pydantic import BaseModel
 
 from spottrain_api.contract import AgentReport, Assignment, NoticeList, TrainerConfig
 
-# What one part sends another. What an agent and its own ranks write for each other comes from one image.
+# What one part sends another. What an agent and its own ranks write for each other comes from one image. A relay's
+# messages are these with peers: see test_release_before.py.
 MESSAGES: tuple[type[BaseModel], ...] = (AgentReport, Assignment, NoticeList, TrainerConfig)
 # Values of fields with rules of their own, by model and field. None: left out.
 _CHOSEN: dict[str, dict[str, Any]] = {

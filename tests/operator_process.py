@@ -38,6 +38,7 @@ class OperatorProcess:
     kubectl: Kubectl
     namespace: str
     folder: Path
+    watches_too: tuple[str, ...] = ()
     port: int = field(default_factory=free_port)
     health_port: int = field(default_factory=free_port)
     metrics_port: int = field(default_factory=free_port)
@@ -64,7 +65,7 @@ class OperatorProcess:
             "SPOTTRAIN_PLAIN_PORT": str(self.plain_port),
             "POD_NAMESPACE": self.namespace,
             # Operators of other tests lead other namespaces, and may have left their leases behind.
-            "SPOTTRAIN_WATCH_NAMESPACES": self.namespace,
+            "SPOTTRAIN_WATCH_NAMESPACES": " ".join((self.namespace, *self.watches_too)),
             "POD_NAME": identity,
         }
         log = (self.folder / "operator.log").open("ab")
@@ -108,8 +109,8 @@ class OperatorProcess:
 
 
 @contextmanager
-def running(kubectl: Kubectl, namespace: str, folder: Path) -> Iterator[OperatorProcess]:
-    operator = OperatorProcess(kubectl=kubectl, namespace=namespace, folder=folder)
+def running(kubectl: Kubectl, namespace: str, folder: Path, *watches_too: str) -> Iterator[OperatorProcess]:
+    operator = OperatorProcess(kubectl=kubectl, namespace=namespace, folder=folder, watches_too=watches_too)
     try:
         operator.start()
         operator.wait_ready()

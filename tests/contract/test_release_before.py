@@ -101,9 +101,14 @@ def test_the_state_of_a_watcher_in_words_that_older_operators_know() -> None:
     assert NodeWatch(state=WatchState.MISSING).understood_by(0).state is WatchState.MISSING
 
 
+def kinds_of(model: type[PeerMessage]) -> set[type[PeerMessage]]:
+    return {model}.union(*(kinds_of(each) for each in model.__subclasses__()))
+
+
 def test_every_message_carries_its_version() -> None:
-    for model in MESSAGES:
-        assert issubclass(model, PeerMessage)
+    kinds = kinds_of(PeerMessage) - {PeerMessage}
+    assert kinds == {RelayReport, RelayAssignment, *MESSAGES}, "a new message belongs into MESSAGES"
+    for model in kinds:
         said = json.loads(model.model_validate(least(model)).to_json())
         assert model.from_json(json.dumps(said)).protocol_version == said["protocolVersion"] == 1
         # Of a later version: what is new in it is ignored.

@@ -1,7 +1,5 @@
 """The operator is killed, or refused for now, at some of its writes.
 
-The API server is a real one.
-
 The API server is a real one. `make crash-points` tries all of them.
 """
 

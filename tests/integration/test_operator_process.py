@@ -290,6 +290,61 @@ def test_a_replacement_that_is_refused_takes_no_pod_of_a_job_that_has_run(
     assert [pod["metadata"]["name"] for pod in jobs.pods("gpt")] == ["gpt-2", "gpt-3"]
 
 
+def test_a_quota_of_zero_holds_pods_back_until_it_is_raised(
+    operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl
+) -> None:
+    def limit(most: int) -> None:
+        quota = {"kind": "ResourceQuota", "metadata": {"name": "team"}, "spec": {"hard": {"pods": str(most)}}}
+        kubectl("apply", "-n", jobs.namespace, "-f", "-", stdin=yaml.safe_dump({"apiVersion": "v1", **quota}))
+        limited = ("get", "resourcequota", "team", "-n", jobs.namespace, "-o", "jsonpath={.status.hard.pods}")
+        wait_for(lambda: kubectl(*limited) == str(most), "the quota is in force")
+
+    limit(0)
+    jobs.apply("gpt")
+    advice = "limited: pods=0. Raise the quota, or lower nodes.min"
+    wait_for(lambda: advice in jobs.status("gpt").get("message", ""), f"it says so\n{operator.log()}")
+    limit(10)
+    wait_for(lambda: len(jobs.pods("gpt")) == 3, f"three pods\n{operator.log()}")
+    jobs.has_run("gpt")
+    limit(0)
+    lost, *others = (pod["metadata"]["name"] for pod in jobs.pods("gpt"))
+    kubectl("delete", "pod", lost, "-n", jobs.namespace, "--grace-period=0", "--force")
+    wait_for(lambda: advice in jobs.condition("gpt", "PodsHealthy").get("message", ""), "the replacement is refused")
+    assert [pod["metadata"]["name"] for pod in jobs.pods("gpt")] == others
+    limit(10)
+    wait_for(lambda: len(jobs.pods("gpt")) == 3, f"it's replaced\n{operator.log()}")
+    assert "Traceback" not in operator.log()
+
+
+def test_a_namespace_that_is_being_deleted_disturbs_no_other(
+    kubectl: Kubectl, namespace: str, tmp_path: Path
+) -> None:
+    going, other = Jobs(kubectl, f"{namespace}-going"), Jobs(kubectl, namespace)
+    kubectl("create", "namespace", going.namespace)
+
+    def hold(*finalizers: str) -> None:
+        """Keep the job, and with it the namespace, until nothing holds it."""
+        patch = json.dumps({"metadata": {"finalizers": finalizers}})
+        kubectl("patch", "tj", "gpt", "-n", going.namespace, "--type=merge", "-p", patch)
+
+    with running(kubectl, namespace, tmp_path, going.namespace) as operator:
+        going.apply("gpt")
+        wait_for(lambda: len(going.pods("gpt")) == 3, f"three pods\n{operator.log()}")
+        going.has_run("gpt")
+        hold("example.com/test")
+        kubectl("delete", "namespace", going.namespace, "--wait=false")
+        wait_for(lambda: not going.pods("gpt"), f"its pods go\n{operator.log()}")
+        other.apply("gpt")
+        wait_for(lambda: len(other.pods("gpt")) == 3, f"pods in the other namespace\n{operator.log()}")
+        assert not going.pods("gpt")
+        hold()
+        gone = ("get", "namespace", going.namespace)
+        wait_for(lambda: kubectl.run(*gone).returncode != 0, "the namespace goes")
+        wait_for(lambda: b'namespace="' + going.namespace.encode() not in operator.metrics(), "and its metrics")
+        assert "Traceback" not in operator.log()
+        assert operator.log().count("being terminated") < 20, "nothing is tried again and again"
+
+
 def test_suspend_and_resume(operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl) -> None:
     jobs.apply("gpt")
     wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")

@@ -144,6 +144,7 @@ def asks(*, generation: int = 1, **changes: Any) -> JobView:
         ('serviceaccount "trainer" not found', True),
         ("exceeded quota: team, requested: pods=1, used: pods=4, limited: pods=4", False),
         ('User "operator" cannot create resource "pods" in the namespace "team"', False),
+        ("unable to create new content in namespace team because it is being terminated", False),
     ],
 )
 def test_refusals_that_pass_and_that_last(said: str, lasting: bool) -> None:
@@ -161,6 +162,7 @@ def test_refusals_that_pass_and_that_last(said: str, lasting: bool) -> None:
     ("said", "by_quota"),
     [
         ("exceeded quota: a, requested: pods=1, used: pods=4, limited: pods=4", True),
+        ("exceeded quota: a, requested: pods=1, used: pods=0, limited: pods=0", False),
         ("exceeded quota: a, requested: cpu=500m,memory=1Gi, used: cpu=2,memory=0, limited: cpu=2,memory=1Gi", True),
         ("exceeded quota: a, requested: cpu=1,memory=2Gi, used: cpu=0,memory=0, limited: cpu=2,memory=1Gi", False),
         ("exceeded quota: a, requested: pods=many, used: pods=1, limited: pods=few", True),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from operator_world import CrashingCluster, World, job
+from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError, ForbiddenError, InvalidObjectError, Manifest
 
@@ -20,6 +20,9 @@ LARGER_THAN_QUOTA = ForbiddenError("exceeded quota: team, requested: pods=9, use
 
 
 LARGER: dict[str, Any] = {"nodes": {"min": 2, "max": 4}, "capacity": {"onDemand": {"min": 1}, "spot": {"max": 3}}}
+
+
+GOING = ForbiddenError("unable to create new content in namespace team because it is being terminated")
 
 
 class RefusingCluster(CrashingCluster):
@@ -159,6 +162,104 @@ async def test_an_operator_without_the_right_to_annotate_says_so_once_and_trains
     assert cluster.num_annotations == 3, "the members' pods, in the first pass alone"
     [said] = [record.getMessage() for record in caplog.records if "can't be annotated" in record.getMessage()]
     assert "Give the operator the verb patch on pods, as" in said
+
+
+class QuotaCluster(RefusingCluster):
+    """A namespace with a quota of pods; None: without."""
+
+    most: int | None = None
+
+    async def create_pod(self, pod: Manifest) -> Manifest:
+        used = len(self.pods)
+        full = self.most is not None and used >= self.most
+        said = f"exceeded quota: team, requested: pods=1, used: pods={used}, limited: pods={self.most}"
+        self.error = ForbiddenError(said) if full else None
+        return await super().create_pod(pod)
+
+
+NO_PODS = (
+    "exceeded quota: team, requested: pods=1, used: pods=0, limited: pods=0. Raise the quota, or lower nodes.min"
+)
+
+
+async def test_a_new_job_waits_for_a_quota_of_zero_to_be_raised() -> None:
+    cluster = QuotaCluster()
+    cluster.most = 0
+    cluster.put_job(job())
+    world = World(cluster)
+    for _ in range(64):
+        await world.turn()
+    assert (world.status["phase"], world.num_crashes) == ("Pending", 0), "somebody may raise it"
+    assert NO_PODS in world.status["message"]
+    assert 4 <= cluster.num_refused <= 10
+    cluster.most = 10
+    await world.until_finished()
+    assert world.status["phase"] == "Succeeded"
+
+
+async def test_a_job_that_trains_survives_a_quota_of_zero() -> None:
+    cluster = QuotaCluster()
+    world = await training(cluster, last_step=1000)
+    cluster.most = 0
+    for _ in range(10):
+        await world.turn()
+    assert (world.status["phase"], cluster.num_refused) == ("Running", 0), "quotas take no pods"
+    del cluster.pods[KEY.namespace, "gpt-3"]
+    for _ in range(8):
+        await world.turn()
+    assert sorted(name for _, name in cluster.pods) == ["gpt-1", "gpt-2"]
+    assert "used: pods=2, limited: pods=0. Raise the quota" in condition(world, "PodsHealthy")["message"]
+    cluster.pods.clear()
+    for _ in range(64):
+        await world.turn()
+    assert (world.status["phase"], world.num_crashes) == ("Recovering", 0)
+    assert NO_PODS in world.status["message"]
+    assert 4 <= cluster.num_refused <= 16
+    cluster.most = 10
+    for _ in range(32):
+        await world.turn()
+    assert (len(cluster.pods), world.status["generation"]["number"]) == (3, 2)
+
+
+class GoingCluster(RefusingCluster):
+    """With a namespace that is being deleted once `error` is set: it takes nothing new."""
+
+    async def create_event(self, event: Manifest) -> None:
+        if self.error is not None:
+            raise self.error
+        await super().create_event(event)
+
+    async def write_history(self, history: Manifest) -> Manifest:
+        if self.error is not None:
+            raise self.error
+        return await super().write_history(history)
+
+    async def create_network_policy(self, policy: Manifest) -> None:
+        if self.error is not None:
+            raise self.error
+        await super().create_network_policy(policy)
+
+
+async def test_a_namespace_that_is_being_deleted_crashes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = GoingCluster()
+    world = await training(cluster, last_step=1000)
+    cluster.error = GOING
+    world.isolates_jobs = True
+    world.start_operator()
+    cluster.pods.clear()  # they go first, and the job is still there
+    for _ in range(64):
+        await world.turn()
+    assert world.num_crashes == 0
+    assert (world.status["phase"], cluster.pods) == ("Recovering", {})
+    assert str(GOING) in world.status["message"]
+    assert 4 <= cluster.num_refused <= 10
+    said = [record.getMessage() for record in caplog.records if "is in this log alone" in record.getMessage()]
+    assert len(said) < 12
+    assert f"gpt: the event PodNotCreated is in this log alone: {GOING}" in said
+    del cluster.jobs[KEY]
+    for _ in range(3):
+        await world.turn()
+    assert world.num_crashes == 0
 
 
 EFA: dict[str, Any] = {"podTemplate": {"network": "efa"}, "resources": {"limits": {"vpc.amazonaws.com/efa": "4"}}}

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from spottrain_api.contract import API_VERSION, KIND
 from spottrain_api.wording import one_line
-from spottrain_operator.cluster.client import ClusterClient, Manifest
+from spottrain_operator.cluster.client import ClusterClient, Manifest, RefusedError
 from spottrain_operator.core.model import Event
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,10 @@ class EventRecorder:
             return
         level = logging.WARNING if event.type == "Warning" else logging.INFO
         logger.log(level, "%s: %s: %s", job["metadata"]["name"], event.reason, one_line(event.message, most=1000))
-        await self._cluster.create_event(_manifest(job, event))
+        try:
+            await self._cluster.create_event(_manifest(job, event))
+        except RefusedError as error:  # as in a namespace that is being deleted; the job doesn't depend on it
+            logger.warning("%s: the event %s is in this log alone: %s", job["metadata"]["name"], event.reason, error)
         self._written[key] = self._clock()
         if len(self._written) > MAX_REMEMBERED:
             self._written.popitem(last=False)
