@@ -61,8 +61,8 @@ been the same; a suspended job holds none.</p>
 {% endfor %}</table>
 {% endif -%}
 <h2>Notices, losses and other changes of members</h2>
-<p class="sub">The newest fifty. A notice that was taken back before the job acted on it, and a recommendation to move,
-change no members and are not listed.</p>
+<p class="sub">The newest fifty. A notice that was taken back before the job acted on it, and a recommendation to
+move, change no members and are not listed.</p>
 <table><tr><th class="n">After</th><th>What happened</th><th>What came of it</th><th class="n">At step</th>
 <th class="n">Steps redone</th><th class="n">Seconds without a step</th><th class="n">World size</th></tr>
 {% for when, what, outcome, numbers in rows %}<tr><td class="n">{{ when }}</td><td>{{ what }}</td>
