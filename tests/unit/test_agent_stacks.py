@@ -12,7 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spottrain_agent.stacks import STACK_SIGNAL, script_first, written
+from cluster_fixtures import wait_for
+from spottrain_agent.processes import catches, descendants, is_alive
+from spottrain_agent.stacks import STACK_SIGNAL, script_first, stacks_of_forks, written
 
 HANGS = """
 import sys, threading
@@ -51,6 +53,51 @@ def test_a_rank_that_waits_for_ever_writes_where(tmp_path: Path) -> None:
         rank.kill()
     assert "in waits_for_a_lock" in stacks.splitlines()[1]
     assert rank.wait() == -signal.SIGKILL, "the signal doesn't end it"
+
+
+FORKS = """
+import os, sys, time
+from pathlib import Path
+from spottrain_agent.stacks import write_stacks_on_signal
+
+def fetches_an_item():
+    print("here", flush=True)
+    time.sleep(1000)
+
+write_stacks_on_signal(Path(sys.argv[1]))
+if os.fork() == 0:
+    fetches_an_item()
+if os.fork() == 0:
+    os.execvp("sleep", ["sleep", "1000"])
+time.sleep(1000)
+"""
+
+
+def test_what_a_rank_has_forked_writes_where_it_stands_too(tmp_path: Path) -> None:
+    """A program that the signal would end is left alone."""
+    path = tmp_path / "stack-0.txt"
+
+    async def ask(pid: int) -> list[tuple[int, str]]:
+        os.kill(pid, STACK_SIGNAL)
+        assert "fetches_an_item" not in await written(path)
+        return [found async for found in stacks_of_forks(pid, path)]
+
+    with subprocess.Popen([sys.executable, "-c", FORKS, str(path)], stdout=subprocess.PIPE) as rank:
+        try:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == b"here\n"
+            wait_for(lambda: any(not catches(child, STACK_SIGNAL) for child in descendants(rank.pid)), "it sleeps")
+            worker, sleep = sorted(descendants(rank.pid), key=lambda pid: not catches(pid, STACK_SIGNAL))
+            [(pid, stacks)] = asyncio.run(ask(rank.pid))
+            assert is_alive(sleep)
+        finally:
+            for child in descendants(rank.pid):
+                os.kill(child, signal.SIGKILL)
+            rank.kill()
+    assert pid == worker
+    assert "in fetches_an_item" in stacks.splitlines()[1]
+    assert catches(os.getpid(), signal.SIGINT)
+    assert not catches(2**22 + 1, signal.SIGINT)
 
 
 async def test_a_rank_that_writes_nothing_is_not_waited_for_for_ever(tmp_path: Path) -> None:

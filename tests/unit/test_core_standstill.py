@@ -32,7 +32,7 @@ def test_the_message_says_since_when_and_how_to_read_the_logs_of_all_pods() -> N
     scene = stands_still(NO_STEP + 1).says(3, progress=training(49))
     assert message(scene) == (
         "Training in generation 1 with 4 nodes; no step since 00:01:39 UTC (step 50). "
-        "Without one within 600 s the generation is stopped (runPolicy.hangTimeoutSeconds; lower it to stop it "
+        "Without a step for 600 s the generation is stopped (runPolicy.hangTimeoutSeconds; lower it to stop it "
         "sooner). Then the logs of all pods show where each rank stood: "
         "kubectl logs -n default -l spottrain.dev/job=job --prefix. py-spy dump shows it at once"
     )
@@ -50,7 +50,7 @@ def test_steps_that_take_long_are_waited_for(step_seconds: float) -> None:
 def test_a_standstill_is_said_before_a_short_limit_ends_it() -> None:
     scene = training_job(runPolicy={"hangTimeoutSeconds": 40})
     assert "no step since" not in message(scene.all_say(step_age_seconds=20.0))
-    assert "Without one within 40 s" in message(scene.all_say(step_age_seconds=20.1))
+    assert "Without a step for 40 s" in message(scene.all_say(step_age_seconds=20.1))
 
 
 def test_one_rank_that_makes_steps_is_enough() -> None:
@@ -72,7 +72,7 @@ def test_a_member_that_is_frozen_does_not_hide_the_standstill(later: bool) -> No
 
 def test_the_limit_of_a_save_at_the_end_is_named() -> None:
     told = message(stands_still(NO_STEP + 1, phase=TrainerPhase.SAVING))
-    assert "Without one within 900 s the generation is stopped (runPolicy.startTimeoutSeconds;" in told
+    assert "Without a step for 900 s the generation is stopped (runPolicy.startTimeoutSeconds;" in told
 
 
 def test_a_start_that_takes_long_is_told() -> None:
@@ -99,7 +99,7 @@ def test_a_member_that_ends_before_the_first_step_is_named_and_the_limit_counts(
     waits = starting_job().all_say(phase=AgentPhase.RUNNING, progress=opening())
     scene = waits.says(2, phase=AgentPhase.SUCCEEDED, progress=end)
     assert message(scene) == (
-        f"Starting generation 1 with 4 nodes; {LEFT}, while others have not. Without a step within 900 s the "
+        f"Starting generation 1 with 4 nodes; {LEFT}, while others have not. Without a step for 900 s the "
         "generation is stopped (runPolicy.startTimeoutSeconds). Each rank has to make every step: see in the script "
         "what ends that one, such as a break, a return or sys.exit"
     )
@@ -134,7 +134,7 @@ def test_a_member_that_leaves_the_loop_alone_is_named_and_is_not_waited_for_as_a
         "sys.exit"
     )
     assert message(scene) == (
-        f"Training in generation 1 with 4 nodes; {clause}, while others have not. Without a step within 600 s the "
+        f"Training in generation 1 with 4 nodes; {clause}, while others have not. Without a step for 600 s the "
         f"generation is stopped (runPolicy.hangTimeoutSeconds). {ranks}"
     )
     hangs = scene.all_say(step_age_seconds=601).says(2, progress=left)

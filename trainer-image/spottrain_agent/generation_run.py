@@ -18,7 +18,7 @@ from spottrain_agent.ports import interface_of
 from spottrain_agent.processes import Reaper, is_alive, send_signal
 from spottrain_agent.run_directory import RunDirectory
 from spottrain_agent.settings import AgentSettings
-from spottrain_agent.stacks import STACK_SIGNAL, script_first, stack_file, written
+from spottrain_agent.stacks import STACK_SIGNAL, script_first, stack_file, stacks_of_forks, written
 from spottrain_agent.verdict import GenerationObservation, RankObservation
 from spottrain_agent.zygote_process import ZygoteProcess
 from spottrain_api import contract
@@ -293,11 +293,17 @@ class GenerationRun:
             started, path = self.directory.worker_started(local_rank), self.directory.path / stack_file(local_rank)
             if started is not None and is_alive(started.pid) and path.exists():
                 send_signal(started.pid, STACK_SIGNAL)
-                asked.append((local_rank, path))
-        for local_rank, path in asked:
-            rank = self.assignment.node_rank * self.assignment.processes_per_node + local_rank
-            stacks = script_first(await written(path), worker.__file__) or "It doesn't answer: it is in the kernel."
-            logger.warning("generation %d hangs; rank %d stands here:\n%s", self.assignment.number, rank, stacks)
+                asked.append(self._log_stacks_of(local_rank, started.pid, path))
+        await asyncio.gather(*asked)
+
+    async def _log_stacks_of(self, local_rank: int, pid: int, path: Path) -> None:
+        number = self.assignment.number
+        rank = self.assignment.node_rank * self.assignment.processes_per_node + local_rank
+        stacks = script_first(await written(path), worker.__file__) or "It doesn't answer: it is in the kernel."
+        logger.warning("generation %d hangs; rank %d stands here:\n%s", number, rank, stacks)
+        async for child, text in stacks_of_forks(pid, path):
+            stacks = script_first(text, worker.__file__) or "It doesn't answer."
+            logger.warning("generation %d hangs; process %d of rank %d stands here:\n%s", number, child, rank, stacks)
 
     def is_launcher_gone(self) -> bool:
         return self._launcher is not None and self._launcher.done()

@@ -54,6 +54,16 @@ def _walk(root: int, children: dict[int, list[int]]) -> Iterator[int]:
         waiting.extend(children.get(pid, ()))
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    caught = next((line.split()[1] for line in text.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def send_signal(pid: int, number: int) -> None:
     """Send a signal. It is fine if the process is gone already."""
     try:

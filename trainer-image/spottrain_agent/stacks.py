@@ -1,6 +1,6 @@
 """Stacks of ranks that hang.
 
-A rank writes its own on a signal of the agent, also while it waits in native code.
+A rank writes its own on a signal of the agent, also while it waits in native code. So do the processes that it forks.
 """
 
 from __future__ import annotations
@@ -9,13 +9,18 @@ import asyncio
 import faulthandler
 import signal
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+
+from spottrain_agent.processes import catches, descendants, send_signal
 
 # Scripts and frameworks use SIGUSR1 and SIGUSR2 for their own ends. glibc takes the first real-time signals.
 STACK_SIGNAL = signal.SIGRTMAX - 2
 _QUIET_SECONDS = 0.3
 _MAX_SECONDS = 2.0
 _LOOK_SECONDS = 0.05
+# Of one rank. The generation is stopped after them.
+_MAX_FORKS = 4
 
 
 def stack_file(local_rank: int) -> str:
@@ -30,18 +35,37 @@ def write_stacks_on_signal(path: Path) -> None:
     faulthandler.register(STACK_SIGNAL, file=path.open("wb"), all_threads=True)  # it keeps the file open
 
 
-async def written(path: Path) -> str:
-    """What a rank has written to `path`, once it writes no more.
+async def written(path: Path, after: int = 0) -> str:
+    """What a rank has written to `path` after so many bytes, once it writes no more.
 
     Empty if it writes nothing.
     """
-    size, changed_at = 0, time.monotonic()
+    size, changed_at = after, time.monotonic()
     give_up_at = changed_at + _MAX_SECONDS
-    while time.monotonic() < give_up_at and (size == 0 or time.monotonic() - changed_at < _QUIET_SECONDS):
+    while time.monotonic() < give_up_at and (size == after or time.monotonic() - changed_at < _QUIET_SECONDS):
         await asyncio.sleep(_LOOK_SECONDS)
         if path.stat().st_size != size:
             size, changed_at = path.stat().st_size, time.monotonic()
-    return path.read_text(errors="replace").strip()
+    return path.read_bytes()[after:].decode(errors="replace").strip()
+
+
+async def stacks_of_forks(pid: int, path: Path) -> AsyncIterator[tuple[int, str]]:
+    """The stacks of the processes that a rank has forked, such as its data workers.
+
+    They write to the rank's own file. A process that the signal would end is left out.
+
+    Args:
+        pid: The rank's process.
+        path: Its file, to which it writes no more.
+
+    Yields:
+        A process and its stacks.
+    """
+    forks = [child for child in descendants(pid) if catches(child, STACK_SIGNAL)]
+    for child in forks[:_MAX_FORKS]:
+        after = path.stat().st_size
+        send_signal(child, STACK_SIGNAL)
+        yield child, await written(path, after)
 
 
 def script_first(stacks: str, caller: str) -> str:

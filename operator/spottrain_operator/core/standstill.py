@@ -84,7 +84,7 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
     left = leaving_sentence(members_of(situation, generation))
     if found is not None and left and (generation.first_step_at is None or found.seconds > STEPPING):
         return (
-            f"{left}, while others have not. Without a step within {found.limit} s the generation is stopped "
+            f"{left}, while others have not. Without a step for {found.limit} s the generation is stopped "
             f"(runPolicy.{found.setting}). {ALL_RANKS}"
         )
     usual = newest.step_seconds or 0.0 if newest is not None else 0.0
@@ -95,7 +95,7 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
         since = f"{newest.last_step_at or generation.first_step_at:%H:%M:%S} UTC (step {newest.step})"
     job = situation.observed.job
     return (
-        f"no step since {since}. Without one within {found.limit} s the generation is stopped "
+        f"no step since {since}. Without a step for {found.limit} s the generation is stopped "
         f"(runPolicy.{found.setting}; lower it to stop it sooner). Then the logs of all pods show where each rank "
         f"stood: kubectl logs -n {job.namespace} -l {LABEL_JOB}={job.name} --prefix. py-spy dump shows it at once"
     )
