@@ -33,6 +33,7 @@ from spottrain_operator.cluster.client import (
     TokenIssuer,
     retry_after,
 )
+from spottrain_operator.cluster.json_text import parsed
 from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits, RequestLimiter, is_urgent
 
 CONNECT_TIMEOUT_SECONDS = 3.0
@@ -128,7 +129,7 @@ class KubernetesCluster:
         def request() -> Manifest:
             timeout = (CONNECT_TIMEOUT_SECONDS, READ_TIMEOUT_SECONDS)
             response = method(*args, _preload_content=False, _request_timeout=timeout, **kwargs)
-            answer: Manifest = json.loads(response.data)
+            answer: Manifest = parsed(response.data)
             return answer
 
         try:

@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import kubernetes.client as k8s
-from pydantic_core import from_json
 
 from spottrain_api.contract import GROUP, LABEL_MANAGED_BY, MANAGED_BY, PLURAL, VERSION
 from spottrain_operator.cluster.client import (
@@ -27,6 +26,7 @@ from spottrain_operator.cluster.client import (
     WatchEvent,
     retry_after,
 )
+from spottrain_operator.cluster.json_text import parsed
 
 PAGE_SIZE = 500
 CONNECT_SECONDS = 5.0
@@ -78,7 +78,7 @@ class KubernetesWatch:
         timeout = aiohttp.ClientTimeout(total=READ_SECONDS, sock_connect=CONNECT_SECONDS)
         while True:
             async with self._get(_path(kind, namespace), query, timeout) as response:
-                page = from_json(await response.read())
+                page = parsed(await response.read())
             items += map(keep, page["items"])
             if not page["metadata"].get("continue"):
                 return Listing(items=tuple(items), version=int(page["metadata"]["resourceVersion"]))
@@ -95,7 +95,7 @@ class KubernetesWatch:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=INACTIVITY_SECONDS)
         async with self._get(_path(kind, ""), query, timeout) as response:
             async for line in response.content:
-                yield _event(from_json(line))
+                yield _event(parsed(line))
 
     @asynccontextmanager
     async def _get(
