@@ -72,9 +72,9 @@ USED = {
 
 @pytest.fixture(scope="module")
 def users(site: Site) -> Iterator[Callable[..., str]]:
-    """Make a user with rights on TrainingJobs and one CSI driver, and with `rules` beside them.
+    """Make a user with rights on TrainingJobs and one CSI driver.
 
-    Returns the user's name.
+    `rules` are further rights. Returns the user's name.
     """
     jobs = {"apiGroups": ["spottrain.dev"], "resources": ["trainingjobs"], "verbs": ["*"]}
     driver = {

@@ -345,6 +345,32 @@ def test_a_namespace_that_is_being_deleted_disturbs_no_other(
         assert operator.log().count("being terminated") < 20, "nothing is tried again and again"
 
 
+def test_a_job_that_is_nested_deeply_hides_no_other(
+    operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    levels = 300
+    jobs.apply("good")
+    wait_for(lambda: len(jobs.pods("good")) == 3, f"three pods\n{operator.log()}")
+    job = kubectl.get("tj", "good", jobs.namespace)
+    job["metadata"] = {"name": "deep", "namespace": jobs.namespace}
+    job["spec"] |= {"strategy": "deepspeed", "deepspeed": {"config": "@"}}
+    job["spec"]["checkpoint"]["uri"] += "-deep"
+    file = tmp_path / "deep.json"
+    file.write_text(json.dumps(job).replace('"@"', '{"a":' * levels + "1" + "}" * levels))
+    path = f"/apis/spottrain.dev/v1alpha1/namespaces/{jobs.namespace}/trainingjobs"
+    kubectl("create", "--raw", path, "-f", str(file))
+    jobs.apply("new")
+    wait_for(lambda: len(jobs.pods("new")) == 3, f"pods of a new job\n{operator.log()}", 60.0)
+    assert "or 50 levels" in operator.log()
+    kubectl("delete", "tj", "good", "-n", jobs.namespace)
+    wait_for(lambda: not jobs.pods("good"), "its pods go")
+    operator.end(signal.SIGTERM)
+    operator.start()
+    operator.wait_ready()
+    jobs.apply("newer")
+    wait_for(lambda: len(jobs.pods("newer")) == 3, f"pods after a restart\n{operator.log()}", 60.0)
+
+
 def test_suspend_and_resume(operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl) -> None:
     jobs.apply("gpt")
     wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")

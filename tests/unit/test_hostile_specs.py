@@ -23,11 +23,13 @@ from hostile_pod_templates import volume
 from hostile_specs import MEGABYTE, SHOWN
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.crd import CRD_FILE
-from spottrain_api.v1alpha1 import TrainingJobStatus
+from spottrain_api.tolerant import read_known
+from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus, too_large
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import job_view
 from spottrain_cli.report import html_report
 from spottrain_operator.cluster.client import InvalidObjectError, Manifest
+from spottrain_operator.cluster.json_text import parsed
 
 # A status is read by every watcher of jobs.
 MOST_OF_STATUS = 10_000
@@ -85,7 +87,7 @@ async def test_a_free_form_part_that_is_too_large_starts_nothing(path: str) -> N
     for _ in range(8):
         await world.turn()
     field = path.partition("[]")[0]
-    sentence = f"{field}: above 64 KiB, more than the operator passes on to pods. Shorten it, or put it into"
+    sentence = f"{field}: above 64 KiB, or 50 levels, which the operator does not pass on to pods. Shorten it, or put"
     assert (world.status["phase"], cluster.created) == ("Pending", [])
     assert world.status["message"].startswith(sentence)
     assert world.num_crashes == 0
@@ -93,6 +95,19 @@ async def test_a_free_form_part_that_is_too_large_starts_nothing(path: str) -> N
     cluster.put_job(job(**FREE_FORM[path]("x" * 50_000)))
     await world.until_finished()
     assert world.status["phase"] == "Succeeded"
+
+
+@pytest.mark.parametrize("levels", [49, 60, 300, 900, 9000])
+def test_a_job_that_is_nested_deeply_hides_no_other(levels: int) -> None:
+    """The API server takes ten thousand levels; parsers refuse the list."""
+    deep = '{"a\\"}":[' * (levels // 2) + "1" + "]}" * (levels // 2)
+    text = json.dumps({"items": [job(), job(deepspeed={"config": {"b": "@"}}), job()]}).replace('"@"', deep)
+    first, hostile, last = parsed(text.encode())["items"]
+    assert first == last == job()
+    spec, _ = read_known(TrainingJobSpec, hostile["spec"])
+    assert too_large(spec) == (() if levels < 50 else ("deepspeed.config",))
+    with pytest.raises(ValueError, match="key must be a string"):
+        parsed(b'{"items": {]')
 
 
 @pytest.mark.parametrize("path", ["spec.podTemplate.volumes[].csi", "spec.deepspeed.config"])

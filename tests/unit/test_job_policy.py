@@ -45,7 +45,10 @@ FREE = {
 
 
 def references(schema: dict[str, Any], path: str = "") -> set[str]:
-    """Paths of the fields that may name an object, by their names or because anything may be in them."""
+    """Paths of the fields that may name an object.
+
+    Their names say so, or anything may be in them.
+    """
     free = schema.get("x-kubernetes-preserve-unknown-fields", False)
     found = {path} if free or NAMES_AN_OBJECT.search(path) else set()
     below = {f"{path}.{name}".lstrip("."): each for name, each in schema.get("properties", {}).items()}

@@ -222,7 +222,7 @@ async def test_a_job_that_trains_survives_a_quota_of_zero() -> None:
 
 
 class GoingCluster(RefusingCluster):
-    """With a namespace that is being deleted once `error` is set: it takes nothing new."""
+    """Its namespace is being deleted while `error` is set, and takes nothing new."""
 
     async def create_event(self, event: Manifest) -> None:
         if self.error is not None:

@@ -324,8 +324,8 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
         reasons={
             ConditionReason.NEWER_VERSION: _NEWER_VERSION,
             ConditionReason.TOO_LARGE: Reason(
-                meaning="podTemplate.volumes or deepspeed.config holds more than 64 KiB. The running generation "
-                "continues; no pod and no other generation starts.",
+                meaning="podTemplate.volumes or deepspeed.config holds more than 64 KiB, or 50 levels. The running "
+                "generation continues; no pod and no other generation starts.",
                 action="Shorten it, or put it into a ConfigMap or the image.",
             ),
             ConditionReason.UNDERSTOOD: Reason(meaning="The operator understands the whole job."),

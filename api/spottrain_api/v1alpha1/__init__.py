@@ -50,7 +50,7 @@ from spottrain_api.v1alpha1.containers import (
     Resources,
     VolumeMount,
 )
-from spottrain_api.v1alpha1.free_form import MOST_FREE_FORM, too_large
+from spottrain_api.v1alpha1.free_form import MOST_FREE_FORM, MOST_LEVELS, too_large
 from spottrain_api.v1alpha1.pod_template import (
     Network,
     PodTemplate,
@@ -81,6 +81,7 @@ __all__ = [
     "INTERVAL_PATTERN",
     "MAX_MEMBERS",
     "MOST_FREE_FORM",
+    "MOST_LEVELS",
     "OWN_PREFIX",
     "PRINTER_COLUMNS",
     "RUN_DIR",

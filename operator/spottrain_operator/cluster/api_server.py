@@ -32,6 +32,7 @@ from spottrain_operator.cluster.client import (
     Manifest,
     retry_after,
 )
+from spottrain_operator.cluster.json_text import parsed
 
 # The kubelet renews a pod's token long before it expires, so that reading it again this often is enough.
 LOGIN_MINUTES = 10
@@ -142,7 +143,7 @@ class ApiServer:
         async with self.response(
             method, path, timeout=timeout, params=params, body=body, content_type=content_type
         ) as response:
-            answer: Manifest = from_json(await response.read())
+            answer: Manifest = parsed(await response.read())
             return answer
 
     @asynccontextmanager

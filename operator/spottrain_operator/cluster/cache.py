@@ -15,9 +15,8 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from pydantic_core import from_json
-
 from spottrain_operator.cluster.client import Listing, Manifest, WatchEvent
+from spottrain_operator.cluster.json_text import parsed
 
 Key = tuple[str, str]
 """Namespace and name. The namespace of a node is empty."""
@@ -48,7 +47,7 @@ class _Kept:
     compressed: bytes
 
     def object(self) -> Manifest:
-        found: Manifest = from_json(zlib.decompress(self.compressed))
+        found: Manifest = parsed(zlib.decompress(self.compressed))
         found["metadata"]["resourceVersion"] = str(self.version)
         return found
 

@@ -241,7 +241,10 @@ def _amounts(text: str) -> dict[str, Decimal]:
 
 
 def sequence_of(pod: Manifest) -> int:
-    """The pod's number in its job; 0 if its label holds none that the operator could have given."""
+    """The pod's number in its job.
+
+    It is 0 if the label holds none that the operator could have given.
+    """
     text = pod["metadata"].get("labels", {}).get(LABEL_SEQUENCE, "")
     return int(text) if text.isdecimal() and len(text) <= _SEQUENCE_DIGITS else 0
 

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import aiohttp
 import kopf
-from pydantic_core import from_json
 
 from spottrain_api.contract import GROUP, LABEL_MANAGED_BY, MANAGED_BY, PLURAL, VERSION
 from spottrain_operator.cluster.api_server import ApiServer, connection_info, refusal
 from spottrain_operator.cluster.client import Kind, Listing, Manifest, WatchEvent
+from spottrain_operator.cluster.json_text import parsed
 
 PAGE_SIZE = 500
 CONNECT_SECONDS = 5.0
@@ -76,7 +76,7 @@ class KubernetesWatch:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=INACTIVITY_SECONDS)
         async with self._api.response("GET", _path(kind, ""), params=query, timeout=timeout) as response:
             async for line in response.content:
-                yield _event(from_json(line))
+                yield _event(parsed(line))
 
 
 def _path(kind: Kind, namespace: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spottrain_api.contract import ConditionReason, ConditionType, EventReason
-from spottrain_api.v1alpha1 import MOST_FREE_FORM
+from spottrain_api.v1alpha1 import MOST_FREE_FORM, MOST_LEVELS
 from spottrain_api.wording import listed
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.situation import Situation
@@ -55,7 +55,8 @@ def _why(situation: Situation, draft: Draft) -> tuple[ConditionReason, str]:
     if draft.running is not None:
         consequence = "The running generation continues; no pod and no other generation starts"
     return ConditionReason.TOO_LARGE, (
-        f"{listed(job.too_large)}: above {MOST_FREE_FORM // 1024} KiB, more than the operator passes on to pods. "
+        f"{listed(job.too_large)}: above {MOST_FREE_FORM // 1024} KiB, or {MOST_LEVELS} levels, which the operator "
+        "does not pass on to pods. "
         f"Shorten it, or put it into a ConfigMap or the image. {consequence} until then"
     )
 
