@@ -92,6 +92,22 @@ def test_the_operator_creates_only_pods_of_its_own_kind(held: Site, case: str) -
     assert sentence in held.tries(held.account("operator"), pod)
 
 
+@pytest.mark.parametrize(("opens", "closes"), [('{"a":', "}"), ("[", "]")], ids=["objects", "lists"])
+def test_a_spec_that_is_nested_deeply_is_refused(held: Site, opens: str, closes: str) -> None:
+    """The watch of all jobs breaks at a thousand levels, of which the API server takes ten thousand."""
+    job = json.dumps(held.job(strategy="deepspeed", deepspeed={"config": {"a": "@"}}))
+
+    def said(levels: int) -> str:
+        text = job.replace('"@"', opens * levels + "1" + closes * levels)
+        done = held.kubectl.run("create", "--dry-run=server", "-n", held.name, "-f", "-", stdin=text)
+        return "" if done.returncode == 0 else done.stderr
+
+    enforced(lambda: said(30))
+    assert said(17) == ""
+    for levels in (18, 30, 900, 9000):
+        assert "spec is nested more than 20 levels deep; see podTemplate.volumes and deepspeed.config" in said(levels)
+
+
 MESH = {"name": "more", "projected": {"sources": [{"serviceAccountToken": {"path": "t", "audience": "istio-ca"}}]}}
 
 
