@@ -35,7 +35,10 @@ _SELECTED: Mapping[Kind, Mapping[str, str]] = {Kind.PODS: {LABEL_MANAGED_BY: MAN
 
 
 class KubernetesWatch:
-    """Implements WatchClient with connections of its own. Use it as an async context manager."""
+    """Implements WatchClient with connections of its own.
+
+    Use it as an async context manager.
+    """
 
     def __init__(self, connect: Callable[[], kopf.ConnectionInfo] = connection_info) -> None:
         self._api = ApiServer(connect, max_line_bytes=MAX_LINE_BYTES)
