@@ -1,7 +1,7 @@
 """The operator's way to the API server.
 
 It has the address, the credentials and the connections, and knows what a refusal means. The official client imports
-the models of all kinds, 65 MiB, of which the operator uses none: it reads and writes JSON.
+the models of all kinds, 44 MiB, of which the operator uses none: it reads and writes JSON.
 """
 
 from __future__ import annotations
