@@ -306,9 +306,9 @@ def test_the_policies_have_no_mistakes_that_kubernetes_finds(site: Site) -> None
     def warnings() -> Any:
         policies = json.loads(site.kubectl("get", "validatingadmissionpolicies", "-o", "json"))["items"]
         ours = [each for each in policies if each["metadata"]["name"].startswith(site.name)]
-        assert len(ours) == 4
+        assert len(ours) == 5
         checked = [each for each in ours if each.get("status", {}).get("observedGeneration")]
-        return [each["status"].get("typeChecking", {}) for each in checked] if len(checked) == 4 else None
+        return [each["status"].get("typeChecking", {}) for each in checked] if len(checked) == 5 else None
 
     wait_for(lambda: warnings() is not None, "Kubernetes has checked the policies")
-    assert warnings() == [{}] * 4
+    assert warnings() == [{}] * 5
