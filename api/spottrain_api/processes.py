@@ -15,13 +15,19 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent: int | None = None) -> None:
     """Have the kernel send SIGKILL to this process when its parent ends.
+
+    Args:
+        parent: Process ID of the parent. If it has ended before the call, the kernel sends nothing, and this process
+            ends at once. None: something else ends this process then, such as a closed connection.
 
     Raises:
         OSError: The kernel refuses.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
 
 
 def become_subreaper() -> None:

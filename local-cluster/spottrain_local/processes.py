@@ -127,9 +127,7 @@ async def start_process(spec: ProcessSpec) -> asyncio.subprocess.Process:
     parent = os.getpid()
 
     def begin() -> None:
-        die_with_parent()
-        if os.getppid() != parent:  # The parent died before the line above.
-            os._exit(1)
+        die_with_parent(parent)
         if spec.main:
             os.environ.update(spec.env)
             _run_in_fork(spec.main)

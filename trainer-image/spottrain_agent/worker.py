@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing
 import os
 import runpy
 import signal
@@ -97,7 +98,8 @@ def _reset_inherited_state() -> None:
 
     A new interpreter wouldn't have it.
     """
-    die_with_parent()
+    launcher = multiprocessing.parent_process()
+    die_with_parent(launcher.pid if launcher is not None else None)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

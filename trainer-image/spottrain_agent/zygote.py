@@ -73,7 +73,7 @@ def preload(names: Sequence[str]) -> None:
             print(f"spottrain: not preloaded: {name} ({error})", file=sys.stderr)
 
 
-def _fork_launcher(channel: socket.socket, request: LaunchRequest) -> None:
+def _fork_launcher(channel: socket.socket, request: LaunchRequest, agent: int) -> None:
     """Fork twice, so that the launcher's parent is the agent.
 
     Only the agent watches and reaps it.
@@ -88,15 +88,15 @@ def _fork_launcher(channel: socket.socket, request: LaunchRequest) -> None:
         _say(channel, pid=launcher)
         os._exit(0)
     channel.close()
-    _become_launcher(request, former_parent=middle)
+    _become_launcher(request, agent, former_parent=middle)
 
 
-def _become_launcher(request: LaunchRequest, former_parent: int) -> NoReturn:
+def _become_launcher(request: LaunchRequest, agent: int, former_parent: int) -> NoReturn:
     exit_code = 1
     try:
         while os.getppid() == former_parent:
             time.sleep(0.001)
-        die_with_parent()
+        die_with_parent(agent)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         exit_code = run_launcher(request)
     finally:
@@ -106,6 +106,7 @@ def _become_launcher(request: LaunchRequest, former_parent: int) -> NoReturn:
 
 
 def main(descriptor: int) -> None:
+    agent = os.getppid()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=descriptor)
@@ -118,7 +119,7 @@ def main(descriptor: int) -> None:
     _say(channel, warm=True)
     with channel.makefile("rb") as requests:
         for line in requests:
-            _fork_launcher(channel, LaunchRequest.from_json(line))
+            _fork_launcher(channel, LaunchRequest.from_json(line), agent)
 
 
 if __name__ == "__main__":
