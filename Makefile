@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := api operator cli trainer-image local-cluster tests examples demo benchmarks release docs
+# Otherwise each of the tests' many processes compiles what it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spottrain/pip
 
 # Every target with a description is a command, not a file.
