@@ -1,4 +1,4 @@
-"""Processes that outlive nobody: also if their parent has ended before they could ask for it."""
+"""A process ends with its parent, also if that has ended before the request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ ENDED = 2**22 + 1  # larger than any process ID
 
 
 def exit_code_of_fork(action: Callable[[int], None]) -> int:
-    """The exit code of a fork that runs `action` with its parent's process ID. ALIVE if it returns."""
+    """The exit code of a fork that runs `action`.
+
+    The action takes the process ID of the parent. ALIVE if it returns.
+    """
     parent = os.getpid()
     child = os.fork()
     if not child:
