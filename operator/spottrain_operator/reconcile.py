@@ -125,6 +125,7 @@ class Reconciler:
         self._key = secrets.token_bytes(32)
         self._refusals: dict[JobKey, Refusal] = {}
         self._unprotected: set[JobKey] = set()
+        self._uids: dict[JobKey, str] = {}
 
     async def reconcile(self, key: JobKey, published: Published = _alone) -> PassResult:
         """Make one pass over the job.
@@ -140,6 +141,9 @@ class Reconciler:
         if job is None:
             await self._clean_up(key, published)
             return PassResult(gone=True)
+        if self._uids.setdefault(key, job["metadata"]["uid"]) != job["metadata"]["uid"]:
+            self._forget(key)  # deleted and created anew between two passes
+            self._uids[key] = job["metadata"]["uid"]
         pods = await self._pods(key, job)
         try:
             view = job_view(job)
@@ -321,6 +325,11 @@ class Reconciler:
         await published(trains=False)
         for meta in (each for each in orphans if "deletionTimestamp" not in each):
             await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
+        self._forget(key)
+
+    def _forget(self, key: JobKey) -> None:
+        """Drop what is kept of a deleted job: nothing of it holds for another one of its name."""
+        self._uids.pop(key, None)
         self._refusals.pop(key, None)
         self._unprotected.discard(key)
         self._pod_events.forget(key)

@@ -79,6 +79,22 @@ async def test_pods_that_are_refused_fail_a_job_that_never_ran_with_the_reason(e
     assert [event["reason"] for event in cluster.events].count("PodNotCreated") == 1
 
 
+async def test_a_job_created_anew_between_two_passes_inherits_no_refusal() -> None:
+    """As with kubectl delete, a repair, and kubectl apply."""
+    cluster = RefusingCluster()
+    cluster.error = NO_ACCOUNT
+    cluster.put_job(job())
+    world = World(cluster)
+    await world.until_finished()
+    assert world.status["phase"] == "Failed"
+    del cluster.jobs[KEY]
+    cluster.error = None
+    cluster.put_job(job())
+    assert cluster.jobs[KEY]["metadata"]["generation"] == 1, "as the one before had"
+    await world.until_finished()
+    assert (world.status["phase"], world.status["failures"]) == ("Succeeded", 0)
+
+
 async def test_a_job_whose_pools_have_no_place_says_so() -> None:
     cluster = RefusingCluster()
     pool = {"name": "a", "capacityType": "spot", "provider": "eks"}
