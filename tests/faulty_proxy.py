@@ -38,8 +38,9 @@ class FaultyProxy(ThreadingHTTPServer):
 
     def __init__(self, upstream: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.upstream = urlsplit(upstream).netloc
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        split = urlsplit(upstream)
+        self.upstream = split.netloc
+        self.url = f"http://127.0.0.1:{self.server_port}{split.path}"
         self._lock = threading.Lock()
         self.play("")
 

@@ -328,7 +328,7 @@ class Reconciler:
         self._forget(key)
 
     def _forget(self, key: JobKey) -> None:
-        """Drop what is kept of a deleted job: nothing of it holds for another one of its name."""
+        """Drop what is kept of a deleted job, which holds for no other of its name."""
         self._uids.pop(key, None)
         self._refusals.pop(key, None)
         self._unprotected.discard(key)

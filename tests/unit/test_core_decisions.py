@@ -210,6 +210,22 @@ def test_a_notice_to_a_script_that_tells_nothing_drains_it() -> None:
     assert decided.status.generation.state is DRAINING
 
 
+@pytest.mark.parametrize(
+    ("changes", "goes"),
+    [
+        ({}, "node n4 goes at"),
+        ({"kind": NoticeKind.EVICT, "source": "condition:EvictionByEvictionAPI"}, "the pod on node n4 goes at"),
+        (
+            {"kind": NoticeKind.EVICT, "source": "condition:PreemptionByScheduler"},
+            "the pod on node n4 makes way for one of higher priority, and goes at",
+        ),
+    ],
+)
+def test_events_tell_a_node_that_goes_from_a_pod(changes: dict[str, Any], goes: str) -> None:
+    decided = training_job().says(4, notices=(notice(4, **changes),)).plan()
+    assert any(goes in event.message for event in decided.events)
+
+
 def test_a_second_notice_brings_the_deadline_nearer() -> None:
     scene = training_job().node(4, notice=notice(4, lead=60)).decided().node(3, notice=notice(3, lead=15))
     generation = scene.plan().status.generation

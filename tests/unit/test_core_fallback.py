@@ -101,7 +101,7 @@ def test_a_job_that_waits_for_spot_nodes_says_what_comes_next(capacity: dict[str
         (
             NO_SPOT,
             {"nodeSelector": {"disk": "fast"}},
-            "No node has the labels in the pod's nodeSelector and affinity: wait for such a node, add one, or "
+            "No spot node has the labels in the pod's nodeSelector and affinity: wait for such a node, add one, or "
             "correct podTemplate.nodeSelector (disk=fast) or capacity",
         ),
     ],
@@ -220,7 +220,7 @@ AWAY = (
 CORDONED = "1 spot node is cordoned: kubectl uncordon gives it back"
 TAINTED = "2 spot nodes are tainted for others: podTemplate.tolerations lets the job use them"
 NO_LABELS = (
-    "No node has the labels in the pod's nodeSelector and affinity: wait for such a node, add one, or "
+    "No spot node has the labels in the pod's nodeSelector and affinity: wait for such a node, add one, or "
     "correct capacity"
 )
 NONE_UP = "No spot node is up for the pod, which starts when one comes"

@@ -174,8 +174,8 @@ def test_a_pod_for_which_no_node_is_large_enough_says_what_to_change() -> None:
         (
             f"0/4 nodes are available: {OTHER_TYPE}. no new claims to deallocate, preemption: 0/4 nodes are "
             "available: 4 Preemption is not helpful for scheduling.",
-            "No node has the labels in the pod's nodeSelector and affinity: wait for such a node, add one, or "
-            "correct capacity",
+            "No on-demand node has the labels in the pod's nodeSelector and affinity: wait for such a node, add one, "
+            "or correct capacity",
         ),
         ('persistentvolumeclaim "data" not found. not found.', CLAIM_ADVICE),
         ("0/6 nodes are available: pod has unbound immediate PersistentVolumeClaims.", CLAIM_ADVICE),

@@ -138,8 +138,8 @@ def test_a_pod_that_waits_for_a_pool_says_what_the_pool_asks_for(
     spec["capacity"]["fallback"] = {"policy": "OnDemand" if fallback else "None"}
     scene = replace(waiting_job(0, **spec), now=NOW).with_pod(waiting_pod(spec, "fast"))
     correct = (
-        "No node has the labels in the pod's nodeSelector and affinity: wait for such a node, add one, or correct "
-        "capacity.pools. "
+        "No spot node has the labels in the pod's nodeSelector and affinity: wait for such a node, add one, or "
+        "correct capacity.pools. "
     )
     said = scene.plan().status.condition("PodsHealthy")
     assert said is not None

@@ -15,6 +15,9 @@ from spottrain_api.wording import one_line
 from spottrain_operator.core.model import NodeView, PodView, ReportView
 from spottrain_operator.core.timing import NOTICE_EXPIRY, UNKNOWN_LEAD, after, seconds_between
 
+# Reason of the DisruptionTarget condition of a pod that the scheduler removes for another one:
+# https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
+_BY_SCHEDULER = "PreemptionByScheduler"
 # Taints that announce the loss of a node: the watcher's and those of others, without mere recommendations.
 DOOMING_TAINTS = frozenset(
     {TAINT_PREEMPTION, *(key for key, meaning in TAINTS.items() if meaning.kind in DRAINING_KINDS)}
@@ -127,4 +130,9 @@ def _is_fresh(notice: Notice, pod: PodView, now: datetime) -> bool:
 
 def _sentence(notice: Notice) -> str:
     source = one_line(notice.source, most=80)
-    return f"node {notice.node} goes at {notice.deadline:%H:%M:%S} UTC ({notice.kind.value} notice from {source})"
+    goes = f"node {notice.node} goes"
+    if notice.kind is NoticeKind.EVICT:
+        goes = f"the pod on node {notice.node} goes"
+        if notice.source.endswith(_BY_SCHEDULER):
+            goes = f"the pod on node {notice.node} makes way for one of higher priority, and goes"
+    return f"{goes} at {notice.deadline:%H:%M:%S} UTC ({notice.kind.value} notice from {source})"

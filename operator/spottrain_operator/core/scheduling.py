@@ -116,7 +116,7 @@ def scheduler_advice(pod: PodView, spec: TrainingJobSpec, kept: KeptAway, *, had
             return f"No {pod.capacity_type.value} node is up for the pod, which starts when one comes"
         own = f"podTemplate.nodeSelector ({labels}) or " if labels else ""
         where = "capacity.pools" if spec.capacity.pools else "capacity"
-        lacking = "No node has the labels in the pod's nodeSelector and affinity"
+        lacking = f"No {pod.capacity_type.value} node has the labels in the pod's nodeSelector and affinity"
         return f"{lacking}: wait for such a node, add one, or correct {own}{where}"
     words = scheduler_says(pod).lower()
     if advice is _ONE_A_NODE:
