@@ -6,6 +6,7 @@ Its message says so long before the limit that ends the generation.
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ def test_the_message_says_since_when_and_how_to_read_the_logs_of_all_pods() -> N
         "Training in generation 1 with 4 nodes; no step since 00:01:39 UTC (step 50). "
         "Without a step for 600 s the generation is stopped (runPolicy.hangTimeoutSeconds; lower it to stop it "
         "sooner). Then the logs of all pods show where each rank stood: "
-        "kubectl logs -n default -l spottrain.dev/job=job --prefix. py-spy dump shows it at once"
+        "kubectl logs -n default -l spottrain.dev/job=job --prefix --tail=300. py-spy dump shows it at once"
     )
     assert message(scene.decided().later(100)) == message(scene), "a status that is the same need not be written"
     assert "no step since" not in message(scene.all_say(step_age_seconds=0.1, progress=training(51)))
@@ -155,3 +156,13 @@ def test_a_member_that_leaves_its_session_before_the_first_step_is_named() -> No
     scene = starting_job().all_say(phase=AgentPhase.RUNNING, progress=opening())
     left = scene.says(2, phase=AgentPhase.RUNNING, progress=opening(TrainerPhase.SAVING))
     assert "; pod job-2 (node rank 1) left its loop or session before the first step, while others" in message(left)
+
+
+def test_a_member_that_leaves_as_the_hang_is_stopped_has_not_caused_it() -> None:
+    """Its peers lose a rank that is stopped first: they leave their sessions by an exception."""
+    stopping = starting_job().all_say(phase=AgentPhase.RUNNING, progress=opening()).later(900).decided()
+    left = opening(TrainerPhase.DONE).model_copy(update={"updated_at": stopping.now + timedelta(seconds=1)})
+    ended = stopping.all_say(phase=AgentPhase.STOPPED).says(2, progress=left).later(6).plan().status
+    assert ended.transitions[0].reason == "Hang"
+    assert "no rank made a first step within" in ended.transitions[0].message
+    assert "left its loop" not in ended.transitions[0].message

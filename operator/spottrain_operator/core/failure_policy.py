@@ -156,7 +156,7 @@ def hang_message(situation: Situation, generation: GenerationStatus) -> str:
     what, limit = "step", f"runPolicy.hangTimeoutSeconds ({policy.hang_timeout_seconds})"
     if generation.first_step_at is None:
         what, limit = "first step", f"runPolicy.startTimeoutSeconds ({policy.start_timeout_seconds})"
-    if left := leaving_sentence(members_of(situation, generation)):
+    if left := leaving_sentence(members_of(situation, generation), until=generation.requested_at):
         return f"no rank made a {what} within {limit}: {left}. {ALL_RANKS}"
     unseen = ". Steps of a loop without training.steps don't count" if generation.first_step_at is None else ""
     return (

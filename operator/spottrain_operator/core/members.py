@@ -284,11 +284,17 @@ def _without_patience(
     return m
 
 
-def leaving_sentence(members: tuple[MemberFacts, ...]) -> str:
+def leaving_sentence(members: tuple[MemberFacts, ...], until: datetime | None = None) -> str:
     """Which member ended with exit code 0, or left the loop, too early.
 
     With the step. Empty if none did. No rank makes a step without the others.
+
+    Args:
+        members: Of the newest generation.
+        until: Time from which on members left because they were stopped. None: not stopped yet.
     """
+    if until is not None:
+        members = tuple(m for m in members if m.progress is None or m.progress.updated_at <= until)
     left, how = next((m for m in members if m.left_early), None), "ended with exit code 0"
     if left is None and any(m.progress is not None and not m.at_its_end for m in members):
         left, how = next((m for m in members if m.at_its_end and m.has_steps_left), None), "left its loop or session"
