@@ -159,7 +159,7 @@ def test_a_member_that_leaves_its_session_before_the_first_step_is_named() -> No
 
 
 def test_a_member_that_leaves_as_the_hang_is_stopped_has_not_caused_it() -> None:
-    """Its peers lose a rank that is stopped first: they leave their sessions by an exception."""
+    """Its peers lose a rank that is stopped first, and leave by an exception."""
     stopping = starting_job().all_say(phase=AgentPhase.RUNNING, progress=opening()).later(900).decided()
     left = opening(TrainerPhase.DONE).model_copy(update={"updated_at": stopping.now + timedelta(seconds=1)})
     ended = stopping.all_say(phase=AgentPhase.STOPPED).says(2, progress=left).later(6).plan().status
