@@ -122,7 +122,7 @@ def test_the_comparison_of_a_resized_run_reads_its_audit_files(tmp_path: Path) -
 
     def printed() -> list[str]:
         command = [sys.executable, "-c", snippet.text, str(tmp_path)]
-        ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
         return ended.stdout.splitlines()
 
     step(1, generation=1, world=1)

@@ -63,7 +63,7 @@ def run_examples(name: str) -> bool:
 
 def test_every_example_runs() -> None:
     """In a process of its own: a session joins a world, and leaves it."""
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
