@@ -226,6 +226,18 @@ def test_events_tell_a_node_that_goes_from_a_pod(changes: dict[str, Any], goes: 
     assert any(goes in event.message for event in decided.events)
 
 
+@pytest.mark.parametrize(
+    ("disruption", "why"),
+    [
+        ("PreemptionByScheduler", "makes way for one of higher priority (PreemptionByScheduler)"),
+        ("EvictionByEvictionAPI", "is being evicted (EvictionByEvictionAPI)"),
+    ],
+)
+def test_a_pod_that_makes_way_is_told_from_one_that_is_evicted(disruption: str, why: str) -> None:
+    decided = training_job().with_pod(pod(4, disruption=disruption)).plan()
+    assert any(f"pod job-4 {why}" in event.message for event in decided.events)
+
+
 def test_a_second_notice_brings_the_deadline_nearer() -> None:
     scene = training_job().node(4, notice=notice(4, lead=60)).decided().node(3, notice=notice(3, lead=15))
     generation = scene.plan().status.generation

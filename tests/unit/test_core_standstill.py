@@ -35,7 +35,8 @@ def test_the_message_says_since_when_and_how_to_read_the_logs_of_all_pods() -> N
         "Training in generation 1 with 4 nodes; no step since 00:01:39 UTC (step 50). "
         "Without a step for 600 s the generation is stopped (runPolicy.hangTimeoutSeconds; lower it to stop it "
         "sooner). Then the logs of all pods show where each rank stood: "
-        "kubectl logs -n default -l spottrain.dev/job=job --prefix --tail=300. py-spy dump shows it at once"
+        "kubectl logs -n default -l spottrain.dev/job=job --prefix --tail=300. py-spy dump "
+        "--subprocesses shows it at once"
     )
     assert message(scene.decided().later(100)) == message(scene), "a status that is the same need not be written"
     assert "no step since" not in message(scene.all_say(step_age_seconds=0.1, progress=training(51)))

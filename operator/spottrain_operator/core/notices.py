@@ -50,7 +50,8 @@ def doom_of(pod: PodView, node: NodeView | None, report: AgentReport | None, now
     if pod.deleting:
         dooms.append(Doom(message=f"pod {pod.name} is being deleted", deadline=pod.deletion_deadline or unknown))
     elif pod.disruption is not None:
-        dooms.append(Doom(message=f"pod {pod.name} is being evicted ({pod.disruption})", deadline=unknown))
+        why = "makes way for one of higher priority" if pod.disruption == _BY_SCHEDULER else "is being evicted"
+        dooms.append(Doom(message=f"pod {pod.name} {why} ({pod.disruption})", deadline=unknown))
     if not dooms and node is not None:
         dooms += _doomed_nodes(node, newest, unknown)
     return min(dooms, key=lambda doom: doom.deadline, default=None)

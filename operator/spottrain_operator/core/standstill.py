@@ -97,6 +97,6 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
     return (
         f"no step since {since}. Without a step for {found.limit} s the generation is stopped "
         f"(runPolicy.{found.setting}; lower it to stop it sooner). Then the logs of all pods show where each rank "
-        f"stood: kubectl logs -n {job.namespace} -l {LABEL_JOB}={job.name} --prefix --tail=300. py-spy dump shows it "
-        "at once"
+        f"stood: kubectl logs -n {job.namespace} -l {LABEL_JOB}={job.name} --prefix --tail=300. py-spy dump "
+        "--subprocesses shows it at once"
     )
