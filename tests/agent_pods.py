@@ -51,6 +51,27 @@ GATHER = """
         file.write(f"{int(total.item())} {__name__} {sys.argv[0]}")
 """
 
+# A plain script, which drains on SIGTERM.
+TRAIN_FOREVER = """
+    import os, sys, time, signal, pathlib, torch, torch.distributed as dist
+    stop = []
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+    dist.init_process_group("gloo")
+    out = pathlib.Path(sys.argv[1])
+    step = 0
+    while True:
+        flag = torch.tensor([float(bool(stop))])
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        step += 1
+        if step == 1:
+            (out / f"started-{os.environ['RANK']}").write_text(str(os.getpid()))
+        if flag.item():
+            (out / f"saved-{os.environ['RANK']}").write_text(os.environ["SPOTTRAIN_GRACE_SECONDS"])
+            assert os.path.exists(os.environ["SPOTTRAIN_DRAIN_FILE"])
+            break
+        time.sleep(0.02)
+"""
+
 
 @dataclass
 class FakeOperator:

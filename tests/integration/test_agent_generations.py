@@ -17,39 +17,18 @@ from typing import Any
 import psutil
 import pytest
 
-from agent_pods import GATHER, WAIT, FakeOperator, Pods, appears, becomes_true, drain, said
+from agent_pods import GATHER, TRAIN_FOREVER, WAIT, FakeOperator, Pods, appears, becomes_true, drain, said
 from spottrain_agent.processes import descendants, is_alive
 from spottrain_api.contract import (
     FILE_AT_RISK,
     FILE_DRAIN,
     AgentPhase,
-    Assignment,
     AssignmentAction,
     Entrypoint,
     FailureReason,
     Notice,
     NoticeKind,
 )
-
-TRAIN_FOREVER = """
-    import os, sys, time, signal, pathlib, torch, torch.distributed as dist
-    stop = []
-    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
-    dist.init_process_group("gloo")
-    out = pathlib.Path(sys.argv[1])
-    step = 0
-    while True:
-        flag = torch.tensor([float(bool(stop))])
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        step += 1
-        if step == 1:
-            (out / f"started-{os.environ['RANK']}").write_text(str(os.getpid()))
-        if flag.item():
-            (out / f"saved-{os.environ['RANK']}").write_text(os.environ["SPOTTRAIN_GRACE_SECONDS"])
-            assert os.path.exists(os.environ["SPOTTRAIN_DRAIN_FILE"])
-            break
-        time.sleep(0.02)
-"""
 
 
 async def test_three_members_run_and_the_next_generation_starts_within_seconds(
@@ -274,24 +253,6 @@ async def test_nothing_survives_an_agent_that_is_killed_alone(pods: Pods, operat
     await becomes_true(lambda: not any(is_alive(pid) for pid in left), seconds=5)
 
 
-async def test_exit_ends_the_pod_with_code_0(pods: Pods, operator: FakeOperator) -> None:
-    pods.start("a")
-    await pods.warm()
-    await operator.assign(pods.generation(1, pods.script(TRAIN_FOREVER), ["a"]))
-    await appears(pods.folder / "started-0")
-    await operator.assign({"a": Assignment(action=AssignmentAction.EXIT)})
-    assert await asyncio.to_thread(pods.processes["a"].wait, 10) == 0
-
-
-async def test_exit_ends_a_pod_whose_ranks_failed_with_code_1(pods: Pods, operator: FakeOperator) -> None:
-    pods.start("a")
-    await pods.warm()
-    await operator.assign(pods.generation(1, pods.script("raise ValueError('no such column')"), ["a"]))
-    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"])
-    await operator.assign({"a": Assignment(action=AssignmentAction.EXIT)})
-    assert await asyncio.to_thread(pods.processes["a"].wait, 10) == 1
-
-
 async def test_a_module_runs_as_python_m_would(pods: Pods, operator: FakeOperator) -> None:
     package = pods.folder / "trainer_package"
     package.mkdir()
@@ -308,110 +269,6 @@ async def test_a_module_runs_as_python_m_would(pods: Pods, operator: FakeOperato
     await operator.wait_for_phase(AgentPhase.SUCCEEDED, 1, ["a"])
     assert (pods.folder / "ran").read_text() == "__main__ trainer_package --log 1 True"
     assert (pods.folder / "exit").read_text() == "bye"
-
-
-async def test_a_missing_entrypoint_is_told_before_anything_starts(pods: Pods, operator: FakeOperator) -> None:
-    pods.start("a")
-    await operator.wait_for(lambda: "a" in operator.reports)
-    await operator.assign(pods.generation(1, Entrypoint(script="/nowhere/train.py"), ["a"]))
-    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"])
-    failure = operator.reports["a"].failure
-    assert failure is not None
-    assert failure.reason is FailureReason.ENTRYPOINT_NOT_FOUND
-    assert "/nowhere/train.py" in failure.message
-
-
-async def test_a_script_that_raises_is_reported_with_its_last_line(pods: Pods, operator: FakeOperator) -> None:
-    pods.start("a")
-    await pods.warm()
-    await operator.assign(pods.generation(1, pods.script("raise ValueError('no such column: price')"), ["a"]))
-    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"], seconds=10)
-    failure = operator.reports["a"].failure
-    assert failure is not None
-    assert (failure.reason, failure.exit_code) == (FailureReason.SCRIPT_ERROR, 1)
-    assert failure.message == f"ValueError: no such column: price ({pods.folder}/train.py, line 1)"
-    assert "line 1, in <module>" in (failure.traceback or "")
-
-
-async def test_a_worker_killed_by_a_signal_is_reported_as_killed(pods: Pods, operator: FakeOperator) -> None:
-    pods.start("a")
-    await pods.warm()
-    script = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    await operator.assign(pods.generation(1, pods.script(script), ["a"], processes_per_node=2))
-    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"], seconds=10)
-    failure = operator.reports["a"].failure
-    assert failure is not None
-    assert (failure.reason, failure.exit_code) == (FailureReason.KILLED, -9)
-
-
-@pytest.mark.parametrize(
-    ("torchrun_tells", "sentence"),
-    [(True, "The rank was killed by SIGKILL."), (False, "The rank ended without an exception: see in the script")],
-    ids=["torchrun tells", "nobody tells"],
-)
-async def test_a_killed_worker_is_the_cause_though_its_peer_tells_the_operator_first(
-    torchrun_tells: bool, sentence: str, pods: Pods, operator: FakeOperator
-) -> None:
-    """The peer's failure makes the operator stop all members.
-
-    Torchrun says only after that how the worker ended.
-    """
-    names = ["a", "b"]
-    pods.start(*names)
-    await pods.warm()
-    run = pods.generation(1, pods.script(TRAIN_FOREVER), names)
-    await operator.assign(run)
-    worker = int(await said(pods.folder / "started-0"))
-    torchrun = psutil.Process(worker).parent()
-    assert torchrun is not None
-    torchrun.suspend()
-    os.kill(worker, signal.SIGKILL)
-    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["b"], seconds=10)
-    failure = operator.reports["b"].failure
-    assert failure is not None
-    assert failure.reason is FailureReason.LOST_PEER
-
-    await operator.assign({name: run[name].model_copy(update={"action": AssignmentAction.STOP}) for name in names})
-    if torchrun_tells:
-        torchrun.resume()
-    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"], seconds=10)
-    failure = operator.reports["a"].failure
-    assert failure is not None
-    assert failure.message.startswith(sentence)
-
-
-async def test_a_worker_that_leaves_by_os_exit_0_has_succeeded(pods: Pods, operator: FakeOperator) -> None:
-    pods.start("a")
-    await pods.warm()
-    await operator.assign(pods.generation(1, pods.script("import os; os._exit(0)"), ["a"]))
-    await operator.wait_for_phase(AgentPhase.SUCCEEDED, 1, ["a"], seconds=60)
-
-
-KILLED_WHILE_TORCHRUN_IS_SLOW = """
-import os, signal, time
-launcher, worker = os.getppid(), os.getpid()
-if os.fork():
-    time.sleep(600)
-os.setsid()
-os.kill(launcher, signal.SIGSTOP)
-os.kill(worker, signal.SIGKILL)
-time.sleep(2)
-os.kill(launcher, signal.SIGCONT)
-os._exit(0)
-"""
-
-
-async def test_a_killed_worker_has_not_succeeded_though_torchrun_says_so_late(
-    pods: Pods, operator: FakeOperator
-) -> None:
-    """As on a busy machine."""
-    pods.start("a")
-    await pods.warm()
-    await operator.assign(pods.generation(1, pods.script(KILLED_WHILE_TORCHRUN_IS_SLOW), ["a"]))
-    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"], seconds=60)
-    failure = operator.reports["a"].failure
-    assert failure is not None
-    assert (failure.reason, failure.exit_code) == (FailureReason.KILLED, -9)
 
 
 async def test_a_notice_drains_while_the_operator_is_down(pods: Pods, operator: FakeOperator, tmp_path: Path) -> None:

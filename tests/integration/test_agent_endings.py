@@ -1,0 +1,141 @@
+"""How a generation of real ranks ends, and what the agent says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import psutil
+import pytest
+
+from agent_pods import TRAIN_FOREVER, FakeOperator, Pods, appears, said
+from spottrain_api.contract import (
+    AgentPhase,
+    Assignment,
+    AssignmentAction,
+    Entrypoint,
+    FailureReason,
+)
+
+
+async def test_exit_ends_the_pod_with_code_0(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await pods.warm()
+    await operator.assign(pods.generation(1, pods.script(TRAIN_FOREVER), ["a"]))
+    await appears(pods.folder / "started-0")
+    await operator.assign({"a": Assignment(action=AssignmentAction.EXIT)})
+    assert await asyncio.to_thread(pods.processes["a"].wait, 10) == 0
+
+
+async def test_exit_ends_a_pod_whose_ranks_failed_with_code_1(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await pods.warm()
+    await operator.assign(pods.generation(1, pods.script("raise ValueError('no such column')"), ["a"]))
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"])
+    await operator.assign({"a": Assignment(action=AssignmentAction.EXIT)})
+    assert await asyncio.to_thread(pods.processes["a"].wait, 10) == 1
+
+
+async def test_a_missing_entrypoint_is_told_before_anything_starts(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await operator.wait_for(lambda: "a" in operator.reports)
+    await operator.assign(pods.generation(1, Entrypoint(script="/nowhere/train.py"), ["a"]))
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"])
+    failure = operator.reports["a"].failure
+    assert failure is not None
+    assert failure.reason is FailureReason.ENTRYPOINT_NOT_FOUND
+    assert "/nowhere/train.py" in failure.message
+
+
+async def test_a_script_that_raises_is_reported_with_its_last_line(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await pods.warm()
+    await operator.assign(pods.generation(1, pods.script("raise ValueError('no such column: price')"), ["a"]))
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"], seconds=10)
+    failure = operator.reports["a"].failure
+    assert failure is not None
+    assert (failure.reason, failure.exit_code) == (FailureReason.SCRIPT_ERROR, 1)
+    assert failure.message == f"ValueError: no such column: price ({pods.folder}/train.py, line 1)"
+    assert "line 1, in <module>" in (failure.traceback or "")
+
+
+async def test_a_worker_killed_by_a_signal_is_reported_as_killed(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await pods.warm()
+    script = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    await operator.assign(pods.generation(1, pods.script(script), ["a"], processes_per_node=2))
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"], seconds=10)
+    failure = operator.reports["a"].failure
+    assert failure is not None
+    assert (failure.reason, failure.exit_code) == (FailureReason.KILLED, -9)
+
+
+@pytest.mark.parametrize(
+    ("torchrun_tells", "sentence"),
+    [(True, "The rank was killed by SIGKILL."), (False, "The rank ended without an exception: see in the script")],
+    ids=["torchrun tells", "nobody tells"],
+)
+async def test_a_killed_worker_is_the_cause_though_its_peer_tells_the_operator_first(
+    torchrun_tells: bool, sentence: str, pods: Pods, operator: FakeOperator
+) -> None:
+    """The peer's failure makes the operator stop all members.
+
+    Torchrun says only after that how the worker ended.
+    """
+    names = ["a", "b"]
+    pods.start(*names)
+    await pods.warm()
+    run = pods.generation(1, pods.script(TRAIN_FOREVER), names)
+    await operator.assign(run)
+    worker = int(await said(pods.folder / "started-0"))
+    torchrun = psutil.Process(worker).parent()
+    assert torchrun is not None
+    torchrun.suspend()
+    os.kill(worker, signal.SIGKILL)
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["b"], seconds=10)
+    failure = operator.reports["b"].failure
+    assert failure is not None
+    assert failure.reason is FailureReason.LOST_PEER
+
+    await operator.assign({name: run[name].model_copy(update={"action": AssignmentAction.STOP}) for name in names})
+    if torchrun_tells:
+        torchrun.resume()
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"], seconds=10)
+    failure = operator.reports["a"].failure
+    assert failure is not None
+    assert failure.message.startswith(sentence)
+
+
+async def test_a_worker_that_leaves_by_os_exit_0_has_succeeded(pods: Pods, operator: FakeOperator) -> None:
+    pods.start("a")
+    await pods.warm()
+    await operator.assign(pods.generation(1, pods.script("import os; os._exit(0)"), ["a"]))
+    await operator.wait_for_phase(AgentPhase.SUCCEEDED, 1, ["a"], seconds=60)
+
+
+KILLED_WHILE_TORCHRUN_IS_SLOW = """
+import os, signal, time
+launcher, worker = os.getppid(), os.getpid()
+if os.fork():
+    time.sleep(600)
+os.setsid()
+os.kill(launcher, signal.SIGSTOP)
+os.kill(worker, signal.SIGKILL)
+time.sleep(2)
+os.kill(launcher, signal.SIGCONT)
+os._exit(0)
+"""
+
+
+async def test_a_killed_worker_has_not_succeeded_though_torchrun_says_so_late(
+    pods: Pods, operator: FakeOperator
+) -> None:
+    """As on a busy machine."""
+    pods.start("a")
+    await pods.warm()
+    await operator.assign(pods.generation(1, pods.script(KILLED_WHILE_TORCHRUN_IS_SLOW), ["a"]))
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"], seconds=60)
+    failure = operator.reports["a"].failure
+    assert failure is not None
+    assert (failure.reason, failure.exit_code) == (FailureReason.KILLED, -9)

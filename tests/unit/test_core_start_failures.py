@@ -1,0 +1,125 @@
+"""Truth tables of `plan` for pods that end, or wait, before they can train."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scene import (
+    at,
+    waiting_job,
+)
+from spottrain_api.v1alpha1 import Phase
+
+
+def test_an_image_that_cannot_be_pulled_ends_a_new_job() -> None:
+    scene = waiting_job()
+    for sequence in range(1, 5):
+        broken = {"ready": False, "container_started": False, "phase": "Pending"}
+        scene = scene.pod(sequence, **broken, waiting_reason="ErrImagePull", waiting_message="no such image")
+        scene = scene.forgets(sequence)
+    status = scene.plan().status
+    assert status.phase is Phase.FAILED
+    assert "no such image" in status.message
+
+
+MISSING = 'secret "keys" not found'
+
+
+WAITS = {"ready": False, "container_started": False, "waiting_reason": "FailedMount"}
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds", "fails", "until"),
+    [(MISSING, 10, False, "00:00:20"), (MISSING, 25, True, ""), ("waiting for attachment", 25, False, "00:05:00")],
+)
+def test_a_volume_that_is_not_there_ends_a_new_job_and_a_slow_one_does_not(
+    said: str, seconds: float, fails: bool, until: str
+) -> None:
+    scene = replace(waiting_job(1), now=at(seconds)).pod(1, **WAITS, waiting_message=f"{said}.")
+    status = scene.plan().status
+    assert (status.phase is Phase.FAILED) == fails
+    assert said in status.message
+    told = f"{said}. The job fails at {until} UTC if no pod starts before"
+    assert (told in status.message) == (not fails)
+
+
+def test_containers_that_end_before_they_train_are_not_replaced_for_ever() -> None:
+    scene = waiting_job()
+    for sequence in range(1, 4):
+        ended = {"phase": "Failed", "ready": False, "exit_code": 1, "exit_reason": "Error"}
+        scene = scene.pod(sequence, **ended).forgets(sequence)
+    scene = scene.without_pod(4)
+    assert scene.plan().status.phase is Phase.FAILED
+
+
+@pytest.mark.parametrize(
+    ("container", "code", "reason", "said"),
+    [
+        ("trainer", 1, "Error", "the container of pod job-3 ended with exit code 1 (Error)"),
+        ("fetch", 3, "Error", "container fetch of pod job-3 ended with exit code 3 (Error)"),
+        (
+            "fetch",
+            137,
+            "OOMKilled",
+            "container fetch of pod job-3 ran out of memory (OOMKilled); raise its resources.limits.memory",
+        ),
+    ],
+)
+def test_a_job_whose_containers_end_too_early_says_how_to_see_the_log(
+    container: str, code: int, reason: str, said: str
+) -> None:
+    scene = waiting_job().without_pod(4)
+    for sequence in range(1, 4):
+        ended = {"phase": "Failed", "ready": False, "exit_code": code, "exit_reason": reason, "container": container}
+        scene = scene.pod(sequence, **ended).forgets(sequence)
+    log = f"See its log (kubectl logs -n {scene.observed.job.namespace} job-3 -c {container})"
+    assert f"3 pods ended before they could train; the last: {said}. {log}" in scene.plan().status.message
+
+
+NO_AGENT = "python: No module named spottrain_agent"
+
+
+LACKING = "The image lacks spottrain's agent: build it on the spottrain-trainer image, or install it there with "
+
+
+@pytest.mark.parametrize(
+    ("said", "is_lacking"),
+    [
+        (NO_AGENT, True),
+        ("ModuleNotFoundError: No module named 'spottrain_api'", True),
+        ("ModuleNotFoundError: No module named 'numpy'.", False),
+    ],
+)
+def test_a_container_that_ends_too_early_is_quoted_and_an_image_without_the_agent_named(
+    said: str, is_lacking: bool
+) -> None:
+    scene = waiting_job().without_pod(4)
+    for sequence in range(1, 4):
+        ended = {"phase": "Failed", "ready": False, "exit_code": 1, "exit_reason": "Error", "exit_message": said}
+        scene = scene.pod(sequence, **ended).forgets(sequence)
+    message = scene.plan().status.message
+    quote = f"pod job-3 ended with exit code 1 (Error): {said.removesuffix('.')}. "
+    advice = f"{LACKING}pip install 'spottrain[trainer]'. " if is_lacking else ""
+    assert f"{quote}{advice}See its log (kubectl logs" in message
+
+
+@pytest.mark.parametrize(
+    ("container", "said", "is_lacking"),
+    [
+        ("trainer", 'runc create failed: exec: "python": executable file not found in $PATH: unknown', True),
+        ("trainer", "crun: executable file `python` not found in $PATH: No such file or directory", True),
+        ("trainer", "runc create failed: no space left on device", False),
+        ("fetch", 'container fetch: exec: "python": executable file not found in $PATH', False),
+    ],
+)
+def test_an_image_without_python_is_named(container: str, said: str, is_lacking: bool) -> None:
+    failed = {"phase": "Failed", "ready": False, "exit_code": 128, "exit_reason": "StartError"}
+    waits = {"waiting_reason": "StartError", "waiting_message": said, "container": container}
+    scene = waiting_job().without_pod(4)
+    for sequence in range(1, 4):
+        scene = scene.pod(sequence, **failed, **waits).forgets(sequence)
+    message = scene.plan().status.message
+    assert f"pod job-3 can't start: StartError: {said}" in message
+    assert (LACKING in message) == is_lacking
