@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := api operator cli trainer-image local-cluster tests examples demo benchmarks release docs
-# Otherwise each of the tests' many processes compiles what it imports again.
+# If it is set, each of the tests' many processes compiles again what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spottrain/pip
 

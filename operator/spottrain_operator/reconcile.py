@@ -141,9 +141,10 @@ class Reconciler:
         if job is None:
             await self._clean_up(key, published)
             return PassResult(gone=True)
-        if self._uids.setdefault(key, job["metadata"]["uid"]) != job["metadata"]["uid"]:
+        uid = job["metadata"]["uid"]
+        if self._uids.get(key, uid) != uid:
             self._forget(key)  # deleted and created anew between two passes
-            self._uids[key] = job["metadata"]["uid"]
+        self._uids[key] = uid
         pods = await self._pods(key, job)
         try:
             view = job_view(job)

@@ -18,6 +18,7 @@ from spottrain_operator.core.timing import NOTICE_EXPIRY, UNKNOWN_LEAD, after, s
 # Reason of the DisruptionTarget condition of a pod that the scheduler removes for another one:
 # https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
 _BY_SCHEDULER = "PreemptionByScheduler"
+_MAKES_WAY = "makes way for one of higher priority"
 # Taints that announce the loss of a node: the watcher's and those of others, without mere recommendations.
 DOOMING_TAINTS = frozenset(
     {TAINT_PREEMPTION, *(key for key, meaning in TAINTS.items() if meaning.kind in DRAINING_KINDS)}
@@ -50,7 +51,7 @@ def doom_of(pod: PodView, node: NodeView | None, report: AgentReport | None, now
     if pod.deleting:
         dooms.append(Doom(message=f"pod {pod.name} is being deleted", deadline=pod.deletion_deadline or unknown))
     elif pod.disruption is not None:
-        why = "makes way for one of higher priority" if pod.disruption == _BY_SCHEDULER else "is being evicted"
+        why = _MAKES_WAY if pod.disruption == _BY_SCHEDULER else "is being evicted"
         dooms.append(Doom(message=f"pod {pod.name} {why} ({pod.disruption})", deadline=unknown))
     if not dooms and node is not None:
         dooms += _doomed_nodes(node, newest, unknown)
@@ -131,9 +132,9 @@ def _is_fresh(notice: Notice, pod: PodView, now: datetime) -> bool:
 
 def _sentence(notice: Notice) -> str:
     source = one_line(notice.source, most=80)
-    goes = f"node {notice.node} goes"
+    subject = f"node {notice.node}"
     if notice.kind is NoticeKind.EVICT:
-        goes = f"the pod on node {notice.node} goes"
+        subject = f"the pod on {subject}"
         if notice.source.endswith(_BY_SCHEDULER):
-            goes = f"the pod on node {notice.node} makes way for one of higher priority, and goes"
-    return f"{goes} at {notice.deadline:%H:%M:%S} UTC ({notice.kind.value} notice from {source})"
+            subject += f" {_MAKES_WAY}, and"
+    return f"{subject} goes at {notice.deadline:%H:%M:%S} UTC ({notice.kind.value} notice from {source})"
