@@ -24,7 +24,7 @@ from spottrain_api.v1alpha1 import Strategy, TrainingJobSpec
 from spottrain_api.wording import counted
 from spottrain_cli.job_view import UserError
 from spottrain_cli.model_facts import count, read_config, size
-from spottrain_cli.what_fits import MOST_NODES, Hardware, Training, differences, smallest_change
+from spottrain_cli.what_fits import MOST_NODES, Hardware, PlannedJob, differences, smallest_change
 
 # Columns of a terminal in which any table fits, for measuring.
 WIDE = 1000
@@ -73,7 +73,7 @@ def plan(
     hardware = Hardware(
         accelerator_bytes=size(accelerator_memory), node_bytes=size(host_memory) if host_memory else None
     )
-    training = Training(spec=spec, model=facts, hardware=hardware, sequence_length=sequence_length)
+    training = PlannedJob(spec=spec, model=facts, hardware=hardware, sequence_length=sequence_length)
     console = Console()
     console.print(plan_view(name, training, console.width))
 
@@ -113,7 +113,7 @@ def _facts(parameters: str | None, config: Path | None, dimensions: dict[str, in
     return ModelFacts(**given)
 
 
-def plan_view(name: str, training: Training, width: int) -> RenderableType:
+def plan_view(name: str, training: PlannedJob, width: int) -> RenderableType:
     """Draw the table, what auto chooses, and what to change if the job does not fit.
 
     If the whole table does not fit the terminal of `width` columns, the parts of a step are left out.
@@ -141,7 +141,7 @@ def _width_of(table: Table) -> int:
     return console.measure(table).maximum
 
 
-def _table(training: Training, choice: Choice, *, is_whole: bool) -> Table:
+def _table(training: PlannedJob, choice: Choice, *, is_whole: bool) -> Table:
     """Build the table, one row for each strategy.
 
     The parts of a step are those at the smallest world size.
@@ -180,13 +180,13 @@ def _gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.1f}" if num_bytes < 99.95 * GIB else f"{num_bytes / GIB:.0f}"
 
 
-def _judged(training: Training, at: tuple[Estimate, Any]) -> Text:
+def _judged(training: PlannedJob, at: tuple[Estimate, Any]) -> Text:
     estimate, workload = at
     does_fit = fits(estimate, workload, training.memory())
     return Text(f"{_gib(estimate.total)} {'✓' if does_fit else '✗'}", "green" if does_fit else "red")
 
 
-def _verdict(training: Training, choice: Choice) -> Text:
+def _verdict(training: PlannedJob, choice: Choice) -> Text:
     spec, smallest, memory = training.spec, training.workload(), training.memory()
     processes, num_ranks = spec.processes_per_node, smallest.world_size
     share = "" if memory.host_bytes is None else f", of which a rank has {in_gib(memory.host_bytes)}"
@@ -212,7 +212,7 @@ def _verdict(training: Training, choice: Choice) -> Text:
     return Text("\n".join(says))
 
 
-def _advice(training: Training, lacking: Choice) -> str:
+def _advice(training: PlannedJob, lacking: Choice) -> str:
     """Name the smallest change with which the job fits."""
     changed, processes = smallest_change(training), training.spec.processes_per_node
     if changed is None:

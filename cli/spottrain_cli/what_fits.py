@@ -29,7 +29,7 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class PlannedJob:
     """A job, its model and its hardware.
 
     `sequence_length` is in tokens per sample; None if it is unknown.
@@ -96,24 +96,24 @@ class Training:
             estimate.offload_parameters,
         )
 
-    def with_micro(self, size: int) -> Training:
+    def with_micro(self, size: int) -> PlannedJob:
         return self._with(batch=self.spec.batch.model_copy(update={"micro": size}))
 
-    def with_checkpointing(self) -> Training:
+    def with_checkpointing(self) -> PlannedJob:
         return self._with(activation_checkpointing=True)
 
-    def with_nodes(self, least: int) -> Training:
+    def with_nodes(self, least: int) -> PlannedJob:
         most = max(self.spec.nodes.max, least)
         return self._with(nodes=self.spec.nodes.model_copy(update={"min": least, "max": most}))
 
-    def with_processes(self, number: int) -> Training:
+    def with_processes(self, number: int) -> PlannedJob:
         return self._with(processes_per_node=number)
 
-    def in_bf16(self) -> Training:
+    def in_bf16(self) -> PlannedJob:
         return self._with(precision=Precision.BF16)
 
-    def _with(self, **fields: object) -> Training:
-        return Training(
+    def _with(self, **fields: object) -> PlannedJob:
+        return PlannedJob(
             spec=self.spec.model_copy(update=fields),
             model=self.model,
             hardware=self.hardware,
@@ -121,7 +121,7 @@ class Training:
         )
 
 
-def smallest_change(training: Training) -> Training | None:
+def smallest_change(training: PlannedJob) -> PlannedJob | None:
     """Return the first change that makes the job fit, or None.
 
     Changes that alter the run least come first.
@@ -146,7 +146,7 @@ def differences(before: TrainingJobSpec, after: TrainingJobSpec) -> list[str]:
     ]
 
 
-def _changes(training: Training) -> Iterator[Training]:
+def _changes(training: PlannedJob) -> Iterator[PlannedJob]:
     """Yield changes of the job, those that keep the result first.
 
     A change of precision, which does not keep it, comes after them.
@@ -158,7 +158,7 @@ def _changes(training: Training) -> Iterator[Training]:
         yield from _same_result(bf16)
 
 
-def _same_result(training: Training) -> Iterator[Training]:
+def _same_result(training: PlannedJob) -> Iterator[PlannedJob]:
     recomputed = training.with_checkpointing()
     yield from _smaller_steps(training)
     for changed in (training, recomputed, recomputed.with_micro(1)):
@@ -168,14 +168,14 @@ def _same_result(training: Training) -> Iterator[Training]:
         yield from _smaller_steps(changed)
 
 
-def _smaller_steps(training: Training) -> Iterator[Training]:
+def _smaller_steps(training: PlannedJob) -> Iterator[PlannedJob]:
     recomputed = training.with_checkpointing()
     yield from _smaller_batches(training)
     yield recomputed
     yield from _smaller_batches(recomputed)
 
 
-def _smaller_batches(training: Training) -> Iterator[Training]:
+def _smaller_batches(training: PlannedJob) -> Iterator[PlannedJob]:
     """Halve the micro-batch, so that the global batch stays a multiple of it."""
     size = training.spec.batch.micro // 2
     while size:
@@ -183,7 +183,7 @@ def _smaller_batches(training: Training) -> Iterator[Training]:
         size //= 2
 
 
-def _more_nodes(training: Training) -> Iterator[Training]:
+def _more_nodes(training: PlannedJob) -> Iterator[PlannedJob]:
     """Add nodes as long as every rank has a sample."""
     spec = training.spec
     with_samples = spec.batch.global_ // spec.processes_per_node
@@ -191,7 +191,7 @@ def _more_nodes(training: Training) -> Iterator[Training]:
     return (training.with_nodes(number) for number in range(spec.nodes.min + 1, most + 1))
 
 
-def _fewer_processes(training: Training) -> Iterator[Training]:
+def _fewer_processes(training: PlannedJob) -> Iterator[PlannedJob]:
     """Leave each rank a larger share of the node's memory."""
     least = 2 if training.spec.fsdp.sharding is Sharding.HYBRID else 1
     return (training.with_processes(number) for number in range(training.spec.processes_per_node - 1, least - 1, -1))

@@ -164,7 +164,7 @@ async def test_a_peer_that_ends_is_noticed_at_once(job: Job) -> None:
 
 
 def test_a_peer_that_loses_its_power_is_given_up_within_three_seconds() -> None:
-    relay = relay_module.Relay("127.0.0.1", lambda: None)
+    relay = relay_module.RelayServer("127.0.0.1", lambda: None)
     with relay._socket as listener:
         listener.listen()
         with socket.create_connection(("127.0.0.1", relay.port)), listener.accept()[0] as connection:
@@ -189,7 +189,7 @@ class Alone:
     `asked` is set when there is something to report. `route` is the peer's way to it.
     """
 
-    relay: relay_module.Relay
+    relay: relay_module.RelayServer
     asked: asyncio.Event
     serving: asyncio.Task[None]
     route: RelayRoute
@@ -200,7 +200,7 @@ class Alone:
 @pytest.fixture
 async def alone() -> AsyncIterator[Alone]:
     asked = asyncio.Event()
-    relay = relay_module.Relay("127.0.0.1", asked.set)
+    relay = relay_module.RelayServer("127.0.0.1", asked.set)
     relay.lead({"uid-2": running(1, 1)})
     asked.clear()
     serving = asyncio.create_task(relay.run())

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from memory_cluster import MemoryCluster
-from spottrain_operator.cluster.claims import Claims, RivalFinder
+from spottrain_operator.cluster.claims import FolderClaims, RivalFinder
 from spottrain_operator.cluster.client import JobKey, Manifest
 from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.history import HistoryKeeper
@@ -96,7 +96,7 @@ def test_who_comes_first(others: list[Manifest], first: str | None) -> None:
 
 
 def test_a_job_that_runs_is_not_put_behind_one_that_is_older() -> None:
-    claims = Claims()
+    claims = FolderClaims()
     claims.note(job_view(job("old", 9)))
     begun = job_view(job("mine", status={"generation": GENERATION}))
     claims.note(begun)
@@ -128,7 +128,7 @@ def test_a_rival_that_is_over_is_noticed_even_if_nobody_said_so() -> None:
 
 def test_a_job_that_is_sent_to_another_endpoint_claims_its_folder_there() -> None:
     here, there = job_view(job("old", 9)), job_view(job("old", 9, endpoint="http://minio:9000"))
-    claims = Claims()
+    claims = FolderClaims()
     claims.note(here)
     claims.note(there)
     assert claims.first(folder_of(here)) is None
@@ -136,14 +136,14 @@ def test_a_job_that_is_sent_to_another_endpoint_claims_its_folder_there() -> Non
 
 
 def test_what_is_forgotten_leaves_nothing() -> None:
-    claims, view = Claims(), job_view(MINE)
+    claims, view = FolderClaims(), job_view(MINE)
     for name in ("a", "b"):
         claims.note(replace(view, name=name, uid=name))
     claims.note(replace(view, name="a", uid="c"))
     assert claims.first(folder_of(view)) == JobKey(namespace="team", name="b")
     for name in ("a", "b", "never-seen"):
         claims.forget(JobKey(namespace="team", name=name))
-    assert vars(claims) == vars(Claims())
+    assert vars(claims) == vars(FolderClaims())
 
 
 def test_the_younger_of_two_jobs_gets_its_pods_when_the_older_is_deleted() -> None:

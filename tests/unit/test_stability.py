@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from spottrain.checkpoint.format import codec
-from spottrain.loop.stability import MAX_SKIPPED_IN_A_ROW, StabilityGuard, Verdict
+from spottrain.loop.stability import MAX_SKIPPED_IN_A_ROW, StabilityGuard, StepDecision
 from spottrain.schedules import Schedule, warmup_cosine, warmup_stable_decay
 from spottrain.world.failures import UserError
 from spottrain_api.contract import FailureReason, LossSpikeConfig, StabilityAction, StabilityConfig
@@ -48,7 +48,7 @@ def test_a_loss_spikes_by_the_median_of_the_window(losses: list[float], last: st
 def test_what_is_not_finite_is_left_out_from_the_first_step_on(loss: float) -> None:
     assert verdicts(guard(SKIP), loss, 1.0) == ["skip", "update"]
     assert verdicts(guard(ROLLBACK), loss) == ["rollBack"]
-    assert guard(SKIP).judge(1, 2.0, gradients_are_finite=False) is Verdict.SKIP
+    assert guard(SKIP).judge(1, 2.0, gradients_are_finite=False) is StepDecision.SKIP
 
 
 def test_a_job_that_is_to_fail_says_why() -> None:
@@ -68,7 +68,7 @@ def test_a_job_that_is_to_fail_says_why() -> None:
 def test_a_model_that_is_no_good_any_more_is_given_up() -> None:
     judge = guard(SKIP)
     assert set(verdicts(judge, *[math.nan] * MAX_SKIPPED_IN_A_ROW)) == {"skip"}
-    assert judge.judge(11, 1.0) is Verdict.UPDATE
+    assert judge.judge(11, 1.0) is StepDecision.UPDATE
     verdicts(judge, *[math.nan] * MAX_SKIPPED_IN_A_ROW)
     with pytest.raises(UserError, match="The 10 steps before it were skipped, too"):
         judge.judge(22, math.nan)

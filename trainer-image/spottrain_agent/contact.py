@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from spottrain_agent.control_client import BackOff, ControlClient
-from spottrain_agent.relay import Relay
+from spottrain_agent.relay import RelayServer
 from spottrain_agent.report_rhythm import ReportRhythm
 from spottrain_api.contract import AgentReport, RelayAssignment
 
@@ -30,7 +30,7 @@ class Contact:
         self._make_report = report
         self._news = asyncio.Event()
         self._rhythm = ReportRhythm()
-        self._relay = Relay(address, self.report_soon)
+        self._relay = RelayServer(address, self.report_soon)
         self._is_known = False  # to whoever answers now
         self._process = secrets.token_hex(8)
         self.num_reports = 0

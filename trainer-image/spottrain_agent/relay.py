@@ -45,7 +45,7 @@ MAX_BATCH_BYTES = 128 * 1024
 _BEAT = b"\n"
 
 
-class Relay:
+class RelayServer:
     """Serves the peers in the generation in which this agent has node rank 0.
 
     `on_news` is called when there is something to report for them. Each report of this agent is `filled` and then

@@ -59,7 +59,7 @@ from spottrain_api.v1alpha1.pod_template import (
     Toleration,
     Volume,
 )
-from spottrain_api.v1alpha1.spec import CleanPodPolicy, RunPolicy, TrainingJobSpec, Workload
+from spottrain_api.v1alpha1.spec import CleanPodPolicy, RunPolicy, RunSettings, TrainingJobSpec
 from spottrain_api.v1alpha1.status import (
     FINISHED_PHASES,
     PRINTER_COLUMNS,
@@ -125,6 +125,7 @@ __all__ = [
     "ResourceClaim",
     "Resources",
     "RunPolicy",
+    "RunSettings",
     "SameZone",
     "Sharding",
     "SpotCapacity",
@@ -139,6 +140,5 @@ __all__ = [
     "Transition",
     "Volume",
     "VolumeMount",
-    "Workload",
     "too_large",
 ]

@@ -97,7 +97,7 @@ class RunPolicy(Resource):
     ] = 900
 
 
-class Workload(Resource):
+class RunSettings(Resource):
     """What runs, and on which nodes."""
 
     image: Annotated[
@@ -127,7 +127,7 @@ class Workload(Resource):
 
 
 # Fields are in the order of the bases from the last to the first, in the CRD and in the reference.
-class TrainingJobSpec(TrainingSettings, Workload):
+class TrainingJobSpec(TrainingSettings, RunSettings):
     """What the user asks for: program, nodes, how to train, and where commits go."""
 
     cel_rules = (

@@ -11,7 +11,7 @@ from email.utils import format_datetime
 
 from aiohttp import web
 
-from spottrain_local.metadata.identity import Instance
+from spottrain_local.metadata.identity import InstanceMetadata
 from spottrain_local.metadata.interruption import Interruption
 
 PATH_EVENTS = "/metadata/scheduledevents"
@@ -26,7 +26,7 @@ _EVENT_TYPES = {"preempt": "Preempt", "maintenance": "Redeploy"}
 class ScheduledEvents:
     """The document of scheduled events. Its incarnation grows with each change."""
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: InstanceMetadata) -> None:
         self._instance = instance
         self._incarnation = 1
         self._shown: list[dict[str, object]] = []
@@ -73,7 +73,7 @@ def event_identifier(interruption: Interruption) -> str:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]))
 
 
-def add_routes(app: web.Application, instance: Instance) -> None:
+def add_routes(app: web.Application, instance: InstanceMetadata) -> None:
     """Serve this instance's view under /metadata."""
     events = ScheduledEvents(instance)
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from aiohttp import web
 
-from spottrain_local.metadata.identity import Instance, utc_text
+from spottrain_local.metadata.identity import InstanceMetadata, utc_text
 from spottrain_local.metadata.interruption import Interruption
 
 TOKEN_HEADER = "X-aws-ec2-metadata-token"
@@ -19,7 +19,7 @@ MAX_TTL_SECONDS = 21600
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
-def add_routes(app: web.Application, instance: Instance) -> None:
+def add_routes(app: web.Application, instance: InstanceMetadata) -> None:
     """Serve this instance's view under /latest."""
     tokens: dict[str, datetime] = {}
 
@@ -63,7 +63,7 @@ def _below(paths: list[str], path: str) -> list[str]:
     return [p for p in paths if not path or p.startswith(path + "/")]
 
 
-def _values(instance: Instance) -> dict[str, str]:
+def _values(instance: InstanceMetadata) -> dict[str, str]:
     return {
         "instance-id": instance.instance_id,
         "instance-type": instance.instance_type,
@@ -74,7 +74,7 @@ def _values(instance: Instance) -> dict[str, str]:
     }
 
 
-def _signals(instance: Instance) -> dict[str, object]:
+def _signals(instance: InstanceMetadata) -> dict[str, object]:
     """Return the paths that exist only while an interruption is announced."""
     interruption = instance.interruption()
     if interruption is not None and interruption.kind == "maintenance":

@@ -9,13 +9,13 @@ import time
 
 from aiohttp import web
 
-from spottrain_local.metadata.identity import Instance
+from spottrain_local.metadata.identity import InstanceMetadata
 
 _POLL_SECONDS = 0.1
 _FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
 
 
-def add_routes(app: web.Application, instance: Instance) -> None:
+def add_routes(app: web.Application, instance: InstanceMetadata) -> None:
     """Serve this instance's view under /computeMetadata/v1."""
 
     async def read(request: web.Request) -> web.Response:
@@ -45,7 +45,9 @@ def etag(value: str) -> str:
     return hashlib.sha256(value.encode()).hexdigest()[:16]
 
 
-async def _changed(instance: Instance, path: str, value: str, request: web.Request, timeout_seconds: float) -> str:
+async def _changed(
+    instance: InstanceMetadata, path: str, value: str, request: web.Request, timeout_seconds: float
+) -> str:
     """Wait until the value differs from the one that the caller knows (last_etag).
 
     Without last_etag, that is the current value.
@@ -58,7 +60,7 @@ async def _changed(instance: Instance, path: str, value: str, request: web.Reque
     return value
 
 
-def _values(instance: Instance) -> dict[str, str]:
+def _values(instance: InstanceMetadata) -> dict[str, str]:
     interruption = instance.interruption()
     kind = interruption.kind if interruption else None
     maintenance = "TERMINATE_ON_HOST_MAINTENANCE" if kind == "maintenance" else "NONE"

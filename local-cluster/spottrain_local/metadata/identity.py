@@ -8,7 +8,7 @@ from spottrain_local.metadata.interruption import Interruption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
+class InstanceMetadata:
     """The instance behind a node. Each request calls `interruption` and `now`."""
 
     instance_id: str

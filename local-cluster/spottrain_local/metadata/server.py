@@ -8,7 +8,7 @@ from typing import Literal
 from aiohttp import web
 
 from spottrain_local.metadata import azure, ec2, gce
-from spottrain_local.metadata.identity import Instance
+from spottrain_local.metadata.identity import InstanceMetadata
 from spottrain_local.metadata.interruption import Interruption, read_interruption
 
 _ROUTES = {"eks": ec2.add_routes, "gke": gce.add_routes, "aks": azure.add_routes}
@@ -37,7 +37,7 @@ def build_app(
     def interruption() -> Interruption | None:
         return read_interruption(interruption_file, now())
 
-    instance = Instance(
+    instance = InstanceMetadata(
         instance_id=instance_id,
         name=name,
         instance_type=instance_type,

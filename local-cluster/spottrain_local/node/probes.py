@@ -29,17 +29,17 @@ class HandlerTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class HandlerResult:
     """A handler's result, with its message."""
 
     ok: bool
     message: str = ""
 
 
-async def run_handler(handler: JSONObject, target: HandlerTarget, timeout_seconds: float) -> Outcome:
+async def run_handler(handler: JSONObject, target: HandlerTarget, timeout_seconds: float) -> HandlerResult:
     """Run one handler.
 
-    Every failure, also a timeout, is an Outcome and not an exception.
+    Every failure, also a timeout, is an HandlerResult and not an exception.
     """
     try:
         async with asyncio.timeout(timeout_seconds):
@@ -51,13 +51,13 @@ async def run_handler(handler: JSONObject, target: HandlerTarget, timeout_second
                 return await _exec(handler["exec"], target, timeout_seconds)
             if "sleep" in handler:
                 await asyncio.sleep(handler["sleep"]["seconds"])
-                return Outcome(True)
+                return HandlerResult(True)
     except TimeoutError:
-        return Outcome(False, f"no answer within {timeout_seconds:g} s")
+        return HandlerResult(False, f"no answer within {timeout_seconds:g} s")
     except (OSError, aiohttp.ClientError, ValueError) as error:
-        return Outcome(False, str(error))
+        return HandlerResult(False, str(error))
     kinds = ", ".join(key for key in ("grpc",) if key in handler) or "of no kind"
-    return Outcome(False, f"the handler is {kinds}, which this node does not have")
+    return HandlerResult(False, f"the handler is {kinds}, which this node does not have")
 
 
 def _port(value: int | str, target: HandlerTarget) -> int:
@@ -70,7 +70,7 @@ def _port(value: int | str, target: HandlerTarget) -> int:
     raise ValueError(f"the container has no port named {value!r}")
 
 
-async def _http_get(action: JSONObject, target: HandlerTarget) -> Outcome:
+async def _http_get(action: JSONObject, target: HandlerTarget) -> HandlerResult:
     scheme = (action.get("scheme") or "HTTP").lower()
     path = "/" + (action.get("path") or "/").lstrip("/")
     url = f"{scheme}://{action.get('host') or target.pod_ip}:{_port(action['port'], target)}{path}"
@@ -81,18 +81,18 @@ async def _http_get(action: JSONObject, target: HandlerTarget) -> Outcome:
         session.get(url, headers=headers, ssl=False, max_redirects=10) as response,
     ):
         await response.content.read(10240)
-        return Outcome(200 <= response.status < 400, f"HTTP probe failed with statuscode: {response.status}")
+        return HandlerResult(200 <= response.status < 400, f"HTTP probe failed with statuscode: {response.status}")
 
 
-async def _tcp_socket(action: JSONObject, target: HandlerTarget) -> Outcome:
+async def _tcp_socket(action: JSONObject, target: HandlerTarget) -> HandlerResult:
     _, writer = await asyncio.open_connection(action.get("host") or target.pod_ip, _port(action["port"], target))
     writer.close()
-    return Outcome(True)
+    return HandlerResult(True)
 
 
-async def _exec(action: JSONObject, target: HandlerTarget, timeout_seconds: float) -> Outcome:
+async def _exec(action: JSONObject, target: HandlerTarget, timeout_seconds: float) -> HandlerResult:
     code, output = await target.execute(action["command"], timeout_seconds)
-    return Outcome(code == 0, output.strip()[-1024:] or f"exit code {code}")
+    return HandlerResult(code == 0, output.strip()[-1024:] or f"exit code {code}")
 
 
 @dataclass(slots=True)

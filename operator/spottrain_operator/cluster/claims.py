@@ -31,7 +31,7 @@ class Claim:
     folder: Folder
 
 
-class Claims:
+class FolderClaims:
     """The claims of all jobs that it was shown."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class RivalFinder:
 
     def __init__(self, cluster: ClusterClient) -> None:
         self._cluster = cluster
-        self._claims = Claims()
+        self._claims = FolderClaims()
         self._knows_all = False
 
     async def rival_of(self, job: JobView) -> Rival | None:

@@ -54,7 +54,7 @@ class TooManyTokensError(TokenRefusedError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claims:
+class TokenClaims:
     """What a token says about itself."""
 
     audiences: frozenset[str]
@@ -63,7 +63,7 @@ class Claims:
     pod_uid: str
 
 
-def claims_of(token: str) -> Claims:
+def claims_of(token: str) -> TokenClaims:
     """Read a token of a service account without verifying it (RFC 7519).
 
     Raises:
@@ -75,7 +75,7 @@ def claims_of(token: str) -> Claims:
         _, payload, _ = token.split(".")
         content: dict[str, Any] = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
         audiences, pod = content["aud"], content["kubernetes.io"]["pod"]
-        return Claims(
+        return TokenClaims(
             audiences=frozenset([audiences] if isinstance(audiences, str) else map(str, audiences)),
             expires_at=float(content["exp"]),
             pod=str(pod["name"]),
@@ -137,7 +137,7 @@ class TokenGate:
         self._check_pod(pod.pod, pod.uid)
         return pod
 
-    def _check_claims(self, claims: Claims) -> None:
+    def _check_claims(self, claims: TokenClaims) -> None:
         if TOKEN_AUDIENCE not in claims.audiences:
             audiences = one_line(", ".join(sorted(claims.audiences)), most=100)
             raise TokenRefusedError(

@@ -83,7 +83,7 @@ class Data:
         _data_loader(self, [], [], num_workers=num_workers, pins_memory=False)
 
 
-class Batches(Iterator[Any]):
+class MicroBatches(Iterator[Any]):
     """A rank's collated micro-batches, on its device and without end.
 
     It also measures how long the rank waited for them.
@@ -120,7 +120,7 @@ def load_batches(
     first_step: int,
     device: torch.device,
     now: Callable[[], float] = time.monotonic,
-) -> Batches:
+) -> MicroBatches:
     """A rank's micro-batches, without end.
 
     What a data set draws at random depends on seed and position alone, not on the process that fetches the item.
@@ -149,7 +149,7 @@ def load_batches(
         fetched = iter(loader)
         return FromWorkers(fetched, waits_after_first="timeout" not in data.loader) if num_workers else fetched
 
-    return Batches(_fetched(data.num_workers, fetch, now), device, now)
+    return MicroBatches(_fetched(data.num_workers, fetch, now), device, now)
 
 
 def _fetched(num_workers: int | None, fetch: Fetch, now: Callable[[], float]) -> Generator[Any]:

@@ -9,7 +9,7 @@ import torch
 
 from spottrain.data.audit import AuditRecord, AuditWriter
 from spottrain.data.batch import BatchPlan, MicroBatch
-from spottrain.data.loader import Batches, Data, load_batches
+from spottrain.data.loader import Data, MicroBatches, load_batches
 from spottrain.data.order import DataOrder
 
 
@@ -43,7 +43,7 @@ class RankData:
         """
         return self.tokens_per_sample * self.plan.global_batch if self.tokens_per_sample else None
 
-    def batches(self, *, first_step: int, device: torch.device) -> Batches:
+    def batches(self, *, first_step: int, device: torch.device) -> MicroBatches:
         """This rank's micro-batches from step `first_step` (counted from 0) on."""
         return load_batches(self.data, self.order, self.plan, rank=self.rank, first_step=first_step, device=device)
 

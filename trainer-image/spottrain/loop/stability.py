@@ -25,7 +25,7 @@ from spottrain_api.contract import FailureReason, StabilityAction, StabilityConf
 MAX_SKIPPED_IN_A_ROW = 10
 
 
-class Verdict(StrEnum):
+class StepDecision(StrEnum):
     """What to do with a step."""
 
     UPDATE = "update"
@@ -52,7 +52,7 @@ class StabilityGuard:
         """What was wrong with the newest bad step, as a sentence."""
         self._field = ""  # of the job's spec, which says what to do about that step
 
-    def judge(self, step: int, loss: float, *, gradients_are_finite: bool = True) -> Verdict:
+    def judge(self, step: int, loss: float, *, gradients_are_finite: bool = True) -> StepDecision:
         """What to do with a step of this mean loss.
 
         Raises UserError if the job is to fail.
@@ -61,7 +61,7 @@ class StabilityGuard:
         if action is None:
             self._num_in_a_row = 0
             self._window.append(loss)
-            return Verdict.UPDATE
+            return StepDecision.UPDATE
         if action is StabilityAction.FAIL:
             raise _unstable(f"{self.reason} Lower the learning rate, clip gradients, or set {self._field} to skip.")
         self._num_in_a_row += 1
@@ -70,7 +70,7 @@ class StabilityGuard:
                 f"{self.reason} The {MAX_SKIPPED_IN_A_ROW} steps before it were skipped, too. Lower the learning "
                 "rate, or look at the data around that step."
             )
-        return Verdict.SKIP if action is StabilityAction.SKIP else Verdict.ROLL_BACK
+        return StepDecision.SKIP if action is StabilityAction.SKIP else StepDecision.ROLL_BACK
 
     def skipped(self) -> None:
         """Note that a step made no update."""

@@ -14,10 +14,10 @@ from torch import nn
 
 from spottrain.checkpoint import CheckpointError, Fenced
 from spottrain.data import random_state
-from spottrain.data.loader import Batches
+from spottrain.data.loader import MicroBatches
 from spottrain.data.rank_data import RankData
 from spottrain.engines.model_state import full_state
-from spottrain.loop.stability import StabilityGuard, Verdict
+from spottrain.loop.stability import StabilityGuard, StepDecision
 from spottrain.loop.step import LossMeter, Step
 from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.store_retries import may_succeed_later
@@ -70,7 +70,7 @@ class Training:
         self._checkpoint_reports = recovery.reports
         self._guard = guard
         self._meter = LossMeter()
-        self._batches: Batches | None = None
+        self._batches: MicroBatches | None = None
         self._loss_was_bad = False
         self._under_way: tuple[Step, float] | None = None  # with the time of its start
         self.before_finish: Callable[[], None] = lambda: None
@@ -169,7 +169,7 @@ class Training:
         is_bad = not self._engine.gradients_are_finite()
         loss, num_bad = self._agreement.total([self._meter.value(), float(is_bad)])
         verdict = self._guard.judge(self.step + 1, loss, gradients_are_finite=num_bad == 0)
-        if verdict is Verdict.UPDATE:
+        if verdict is StepDecision.UPDATE:
             return True
         self._engine.discard()
         self._skip_or_roll_back(self._guard, verdict)
@@ -200,7 +200,7 @@ class Training:
                 "number on all ranks: the job makes each step with all of them.",
             )
 
-    def _resume(self, total: int) -> Batches:
+    def _resume(self, total: int) -> MicroBatches:
         self._state = replace(self._state, total_steps=total)
         seed, rank = self._data.order.seed, self._context.rank
         random_state.seed_everything(seed, rank=rank)
@@ -229,8 +229,8 @@ class Training:
             update=self._update,
         )
 
-    def _skip_or_roll_back(self, guard: StabilityGuard, verdict: Verdict) -> None:
-        loaded = self._restorer.roll_back(self._state) if verdict is Verdict.ROLL_BACK else None
+    def _skip_or_roll_back(self, guard: StabilityGuard, verdict: StepDecision) -> None:
+        loaded = self._restorer.roll_back(self._state) if verdict is StepDecision.ROLL_BACK else None
         if loaded is not None:
             guard.rolled_back(self.step + 1, loaded.step, loaded.extra["stateful"].get(STABILITY))
             done = f"Training rolled back to the commit at step {loaded.step}, and continues with the next samples."
