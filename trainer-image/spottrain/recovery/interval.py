@@ -105,10 +105,9 @@ class CommitInterval:
         if at_risk:
             losses = "a member's node may be taken back soon"
         elif seen.num:
-            losses = (
-                f"{unnoticed} of {counted(seen.num, 'interruption')} in {seen.observed_seconds / 3600:.1f} h came "
-                f"without notice{covered}"
-            )
+            minutes = seen.observed_seconds / 60
+            within = f"{minutes / 60:.1f} h" if minutes >= 60 else f"{minutes:.1f} min"
+            losses = f"{unnoticed} of {counted(seen.num, 'interruption')} in {within} came without notice{covered}"
         return (
             f"auto: every {self.optimal_seconds(cost, at_risk=at_risk):.0f} s, because a checkpoint stops training "
             f"for {cost.stall_seconds:.2g} s and is stored after {cost.total_seconds:.2g} s, and {losses}"
