@@ -140,7 +140,8 @@ def test_the_interval_is_explained() -> None:
         "interruptions in 2.0 h came without notice"
     )
     first = Interruptions(num=1, observed_seconds=24)
-    assert CommitInterval(interruptions=first).explain(cost).endswith("1 of 1 interruption in 0.4 min came without notice")
+    said = CommitInterval(interruptions=first).explain(cost)
+    assert said.endswith("and 1 of 1 interruption in 0.4 min came without notice")
     assert CommitInterval().explain(cost).endswith(", and there was no interruption so far")
     covered = seen.model_copy(update={"num_covered": 1})
     assert CommitInterval.parse("auto", covered).explain(cost) == (
