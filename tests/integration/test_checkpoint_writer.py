@@ -91,7 +91,7 @@ def test_an_error_of_the_store_is_the_same_from_the_writer(run: Any, tmp_path: P
 def test_an_interrupted_save_leaves_no_answer_for_the_next(run: Any, tmp_path: Path) -> None:
     found, _ = run("interrupt", f"file://{tmp_path}/store")
 
-    assert found == {"commit": 2, "writer": False}
+    assert found == {"interrupted": True, "commit": 2, "writer": False}
 
 
 def test_a_rank_without_descriptors_fails_a_save_and_makes_the_next(run: Any, tmp_path: Path) -> None:
