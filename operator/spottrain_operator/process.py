@@ -23,12 +23,13 @@ from spottrain_operator.cluster.cache import Change
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind, WatchClient
 from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.definitions import warn_of_other_definitions
+from spottrain_operator.cluster.election_thread import Election, ElectionThread
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.kopf_watch import KopfWatch
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster
 from spottrain_operator.cluster.leader_label import LeaderLabel
-from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
+from spottrain_operator.cluster.lease import LeaseSettings
 from spottrain_operator.cluster.led_namespaces import LedNamespaces
 from spottrain_operator.cluster.limits import ClientLimits
 from spottrain_operator.cluster.placement import Site
@@ -96,11 +97,13 @@ class OperatorSettings:
 class Operator:
     """Connects the parts and runs them until `stop` is set or the lease is lost."""
 
-    def __init__(self, settings: OperatorSettings, cluster: KubernetesCluster, watches: WatchClient) -> None:
+    def __init__(
+        self, settings: OperatorSettings, cluster: KubernetesCluster, watches: WatchClient, election: Election
+    ) -> None:
         self._settings = settings
         self._cluster = cluster
         self._watched = WatchedCluster(cluster, watches, self._on_change)
-        self._election = LeaderElection(cluster, settings.lease)
+        self._election = election
         self._namespaces = LedNamespaces(settings.lease.scope, cluster)
         self._label = LeaderLabel(
             cluster,
@@ -326,8 +329,12 @@ async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:
         ClusterError: No cluster is configured.
         LeadershipLostError: The lease is lost, so this process has to end.
     """
-    async with KubernetesCluster(settings.limits) as cluster, KubernetesWatch() as watches:
-        await Operator(settings, cluster, KopfWatch(watches)).run(stop)
+    async with (
+        KubernetesCluster(settings.limits) as cluster,
+        KubernetesWatch() as watches,
+        ElectionThread(settings.lease, KubernetesCluster) as election,
+    ):
+        await Operator(settings, cluster, KopfWatch(watches), election).run(stop)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

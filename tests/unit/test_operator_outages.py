@@ -15,7 +15,7 @@ from operator_world import KEY, job, older_definition
 from spottrain_api import crd
 from spottrain_api.contract import TAINT_PREEMPTION
 from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest
-from spottrain_operator.cluster.lease import LEASE_NAME, LeaseSettings
+from spottrain_operator.cluster.lease import LEASE_NAME, LeaderElection, LeaseSettings
 from spottrain_operator.controller import PLACES, Priority
 from spottrain_operator.process import LeadershipLostError, Operator, OperatorSettings
 
@@ -110,11 +110,16 @@ def settings_of(identity: str) -> OperatorSettings:
     )
 
 
+def begin(settings: OperatorSettings, cluster: LeaseAway, stop: asyncio.Event) -> asyncio.Task[None]:
+    election = LeaderElection(cluster, settings.lease)
+    return asyncio.create_task(Operator(settings, cluster, cluster, election).run(stop))  # type: ignore[arg-type]
+
+
 @pytest.fixture
 async def operator() -> AsyncIterator[Running]:
     cluster, settings = LeaseAway(), settings_of("a")
     stop = asyncio.Event()
-    task = asyncio.create_task(Operator(settings, cluster, cluster).run(stop))  # type: ignore[arg-type]
+    task = begin(settings, cluster, stop)
     running = Running(cluster, task, f"http://127.0.0.1:{settings.health_port}/readyz")
     running.apply(KEY.name)
     await running.until(lambda: running.num_pods(KEY.name) == 3)
@@ -190,7 +195,7 @@ async def test_a_leader_ends_if_another_release_leads_its_namespaces_meanwhile(o
 async def test_a_leader_says_that_the_crd_is_an_older_one(caplog: pytest.LogCaptureFixture) -> None:
     cluster, settings, stop = LeaseAway(), settings_of("a"), asyncio.Event()
     cluster.other_definitions[crd.NAME] = older_definition()
-    task = asyncio.create_task(Operator(settings, cluster, cluster).run(stop))  # type: ignore[arg-type]
+    task = begin(settings, cluster, stop)
     try:
         await Running(cluster, task, "").until(lambda: "is that of another version" in caplog.text)
     finally:
@@ -200,7 +205,7 @@ async def test_a_leader_says_that_the_crd_is_an_older_one(caplog: pytest.LogCapt
 
 async def test_who_could_take_over_is_ready_but_refuses_agents(operator: Running) -> None:
     settings, stop = settings_of("b"), asyncio.Event()
-    task = asyncio.create_task(Operator(settings, operator.cluster, operator.cluster).run(stop))  # type: ignore[arg-type]
+    task = begin(settings, operator.cluster, stop)
     second = Running(operator.cluster, task, f"http://127.0.0.1:{settings.health_port}/readyz")
     try:
         async with aiohttp.ClientSession() as session, asyncio.timeout(20):
