@@ -111,11 +111,10 @@ SPECIAL = (
 
 
 def incidents(num: int, choose: random.Random) -> list[Incident]:
-    """The special incidents, filled up with preemptions to `num`, in random order.
+    """As many incidents as asked for, in random order.
 
-    Each of these preemptions takes one to three nodes at once.
+    Up to seven are special ones. The others are preemptions that take one to three nodes at once.
     """
-    others = [some(1 + i % 3, choose.choice((15, 30, 120))) for i in range(num - len(SPECIAL))]
-    found = [*SPECIAL, *others][:num] if num >= len(SPECIAL) else list(SPECIAL)
-    choose.shuffle(found)
-    return found
+    special = choose.sample(SPECIAL, min(num, len(SPECIAL)))
+    others = [some(1 + i % 3, choose.choice((15, 30, 120))) for i in range(num - len(special))]
+    return choose.sample([*special, *others], num)

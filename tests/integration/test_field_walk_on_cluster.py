@@ -22,7 +22,7 @@ from spottrain_api.crd import CRD_FILE
 from spottrain_api.tolerant import dotted
 from spottrain_api.v1alpha1 import TrainingJobSpec
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 RUNNING = {
     "phase": "Running",

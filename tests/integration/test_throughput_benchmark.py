@@ -46,6 +46,7 @@ def reports(fork: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     return found
 
 
+@pytest.mark.nightly
 def test_all_ways_train_the_same(reports: dict[str, Any]) -> None:
     plain = reports[ranks.PLAIN]
     assert plain["losses"][0] != plain["losses"][1]
@@ -73,6 +74,7 @@ def test_the_arithmetic_is_what_torch_counts() -> None:
     assert model.num_parameters(shape) == sum(parameter.numel() for parameter in Gpt(shape).parameters())
 
 
+@pytest.mark.nightly
 def test_the_table_has_ratios_to_the_plain_loop(reports: dict[str, Any], tmp_path: Path) -> None:
     arguments = argparse.Namespace(ranks=1, steps=STEPS, every=EVERY)
     taken = {
