@@ -29,7 +29,19 @@ class Raised(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception) -> Raised:
-        return cls(type(error), error.args)
+        return cls(type(error), tuple(_frozen(each) for each in error.args))
+
+    def error(self) -> Exception:
+        return self.kind(*(_thawed(each) for each in self.arguments))
+
+
+def _frozen(value: Any) -> Any:
+    """The value, with tuples instead of lists. RankFailed has another rank's error as JSON."""
+    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
+
+
+def _thawed(value: Any) -> Any:
+    return [_thawed(each) for each in value] if isinstance(value, tuple) else value
 
 
 class Script:
@@ -45,7 +57,7 @@ class Script:
         answer = self._log[self._position]
         self._position += 1
         if isinstance(answer, Raised):
-            raise answer.kind(*answer.arguments)
+            raise answer.error()
         return answer
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from explorer import bugs
+from explorer.replay import Raised
 from explorer.search import described, explore
 from explorer.worlds import QUICK, WORLDS, world_of
+from spottrain.checkpoint.errors import RankFailed, StorageUnavailable, error_to_json
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +32,14 @@ def test_nothing_is_wrong_in_any_state_of_a_quick_world(name: str) -> None:
     assert result.found is None, described(result.found)
     assert result.complete
     assert result.ends > 0
+
+
+def test_an_error_that_has_another_ranks_error_is_part_of_a_state() -> None:
+    error = RankFailed(2, 1, error_to_json(StorageUnavailable("the store does not answer")))
+    raised = Raised.of(error)
+    assert len({raised, Raised.of(error)}) == 1
+    assert str(raised.error()) == str(error)
+    assert raised.error().args == error.args
 
 
 def test_there_are_twenty_seeded_bugs_or_more() -> None:
