@@ -317,7 +317,9 @@ async def test_a_recommendation_tells_the_ranks_of_a_risk_and_drains_nobody(
     assert not (folder / FILE_DRAIN).exists()
 
 
-@pytest.mark.parametrize(("nodes_grace", "grace"), [(None, 20), (15, 15), (60, 20)])
+@pytest.mark.parametrize(
+    ("nodes_grace", "grace"), [(None, 20), pytest.param(15, 15, marks=pytest.mark.nightly), (60, 20)]
+)
 async def test_sigterm_drains_by_the_shorter_grace_reports_and_leaves(
     pods: Pods, operator: FakeOperator, nodes_grace: float | None, grace: float
 ) -> None:

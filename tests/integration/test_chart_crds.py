@@ -70,6 +70,7 @@ def test_an_uninstalled_release_leaves_crds_and_jobs_to_the_next_one(release: He
     assert release.kubectl.get("tj", "job")["metadata"]["uid"] == uid
 
 
+@pytest.mark.nightly
 def test_crds_from_before_they_came_with_the_release_are_taken_over(release: HelmRelease) -> None:
     release("uninstall", release.name)
     for name in crd.definitions():
@@ -81,6 +82,7 @@ def test_crds_from_before_they_came_with_the_release_are_taken_over(release: Hel
     assert release.kubectl.get("tj", "job")["spec"]["image"] == MINIMAL["image"]
 
 
+@pytest.mark.nightly
 def test_a_rollback_can_leave_the_newer_crds(release: HelmRelease) -> None:
     older = older_chart(release.folder)
     release(*release.upgrade(*ASLEEP, "--set", "crds.enabled=false", chart=older))

@@ -166,12 +166,16 @@ def stage(number: int, **settings: Any) -> DeepSpeedConfig:
 @pytest.mark.parametrize(
     ("settings", "precision", "optimizer"),
     [
-        pytest.param(stage(0), "fp32", "adamw", id="stage0"),
+        pytest.param(stage(0), "fp32", "adamw", id="stage0", marks=pytest.mark.nightly),
         pytest.param(stage(1), "bf16", "adamw", id="stage1-bf16"),
-        pytest.param(stage(2, offload_optimizer=True), "fp32", "adamw", id="stage2-offload"),
+        pytest.param(
+            stage(2, offload_optimizer=True), "fp32", "adamw", id="stage2-offload", marks=pytest.mark.nightly
+        ),
         pytest.param(stage(3), "bf16", "adamw", id="stage3-bf16"),
         pytest.param(stage(3), "fp32", "adafactor", id="stage3-adafactor"),
-        pytest.param(stage(3, config=KEPT_BY_NODES), "fp32", "adamw", id="stage3-kept-by-nodes"),
+        pytest.param(
+            stage(3, config=KEPT_BY_NODES), "fp32", "adamw", id="stage3-kept-by-nodes", marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_a_resume_at_the_same_world_size_changes_no_bit(
