@@ -88,7 +88,8 @@ def faults(world: World) -> Moves:
     yield from _faults_of_the_store(world)
     if world.budget.crashes and world.operator.up:
         crashed = operating.crashed(world.operator, world.time)
-        yield "the operator crashes", world.spend(crashes=1)._replace(operator=crashed)
+        # With the reports whose tokens it checks: these are late for that.
+        yield "the operator crashes", world.spend(crashes=1)._replace(operator=crashed, late_report=None)
     if world.budget.nodes and any(not node.alive for node in world.nodes):
         new = Node(f"n{len(world.nodes) + 1}")
         yield f"node {new.name} joins", world.spend(nodes=1)._replace(nodes=(*world.nodes, new))
