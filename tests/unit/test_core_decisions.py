@@ -231,6 +231,21 @@ def test_a_new_operator_waits_for_agents_that_it_has_yet_to_hear() -> None:
     assert num_members(restarted.forgets(4).later(4)) == 3, "it may be lost"
 
 
+def test_a_new_operator_waits_for_them_before_the_first_generation_too() -> None:
+    """Its pods have been up for longer than others would be waited for."""
+
+    def num_members(scene: Scene) -> int | None:
+        generation = scene.plan().status.generation
+        return None if generation is None else len(generation.members)
+
+    scene = replace(waiting_job(), now=at(100)).all_say()
+    assert num_members(scene.forgets(4)) == 3, "the operator would have heard it"
+    restarted = replace(scene, observed=replace(scene.observed, operator_started_at=at(99)))
+    assert num_members(restarted.forgets(4)) is None
+    assert num_members(restarted) == 4
+    assert num_members(restarted.forgets(4).later(4)) == 3, "it may be lost"
+
+
 def test_a_new_operator_keeps_a_replacement_until_it_has_heard_of_the_notices() -> None:
     def deleted(scene: Scene) -> list[str]:
         return [action.name for action in scene.plan().actions if isinstance(action, DeletePod)]

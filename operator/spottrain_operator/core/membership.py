@@ -298,12 +298,13 @@ def _waits(situation: Situation, draft: Draft, kept: tuple[str, ...], chosen: li
     last = draft.status.generation
     if not others or len(situation.candidates(kept)) >= situation.spec.nodes.max:
         return False
-    if last is None:
-        return seconds_between(_enough_since(situation, chosen), situation.now) < FIRST_GENERATION_PATIENCE
+    enough_since = _enough_since(situation, chosen)
+    if last is None and seconds_between(enough_since, situation.now) < FIRST_GENERATION_PATIENCE:
+        return True
     if not any(f.pod.ready and _may_come_back(situation, f) for f in others):
         return False
-    began = situation.observed.operator_started_at
-    since = max(last.ended_at or last.started_at, _enough_since(situation, chosen), began)
+    ended = [last.ended_at or last.started_at] if last is not None else []
+    since = max(*ended, enough_since, situation.observed.operator_started_at)
     return seconds_between(since, situation.now) < NEXT_GENERATION_PATIENCE
 
 
