@@ -36,7 +36,10 @@ class Raised(NamedTuple):
 
 
 def _frozen(value: Any) -> Any:
-    """The value, with tuples instead of lists. RankFailed has another rank's error as JSON."""
+    """The value, with tuples instead of lists.
+
+    RankFailed has another rank's error as JSON.
+    """
     return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
 
 
