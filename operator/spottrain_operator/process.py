@@ -23,13 +23,13 @@ from spottrain_operator.cluster.cache import Change
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind, WatchClient
 from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.definitions import warn_of_other_definitions
-from spottrain_operator.cluster.election_thread import Election, ElectionThread
+from spottrain_operator.cluster.election_thread import ElectionThread
 from spottrain_operator.cluster.history import HistoryKeeper
 from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.kopf_watch import KopfWatch
 from spottrain_operator.cluster.kubernetes_client import KubernetesCluster
 from spottrain_operator.cluster.leader_label import LeaderLabel
-from spottrain_operator.cluster.lease import LeaseSettings
+from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
 from spottrain_operator.cluster.led_namespaces import LedNamespaces
 from spottrain_operator.cluster.limits import ClientLimits
 from spottrain_operator.cluster.placement import Site
@@ -98,7 +98,11 @@ class Operator:
     """Connects the parts and runs them until `stop` is set or the lease is lost."""
 
     def __init__(
-        self, settings: OperatorSettings, cluster: KubernetesCluster, watches: WatchClient, election: Election
+        self,
+        settings: OperatorSettings,
+        cluster: KubernetesCluster,
+        watches: WatchClient,
+        election: LeaderElection | ElectionThread,
     ) -> None:
         self._settings = settings
         self._cluster = cluster

@@ -101,7 +101,7 @@ class _Handle:
     def done(self) -> bool:
         is_over, commit, error = self._script.ask("done", self._number)
         self.commit = commit
-        self.error = error.error() if error is not None else None
+        self.error = error.exception() if error is not None else None
         return bool(is_over)
 
 

@@ -31,7 +31,7 @@ class Raised(NamedTuple):
     def of(cls, error: Exception) -> Raised:
         return cls(type(error), tuple(_frozen(each) for each in error.args))
 
-    def error(self) -> Exception:
+    def exception(self) -> Exception:
         return self.kind(*(_thawed(each) for each in self.arguments))
 
 
@@ -60,7 +60,7 @@ class Script:
         answer = self._log[self._position]
         self._position += 1
         if isinstance(answer, Raised):
-            raise answer.error()
+            raise answer.exception()
         return answer
 
 

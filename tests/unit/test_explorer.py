@@ -38,8 +38,8 @@ def test_an_error_that_has_another_ranks_error_is_part_of_a_state() -> None:
     error = RankFailed(2, 1, error_to_json(StorageUnavailable("the store does not answer")))
     raised = Raised.of(error)
     assert len({raised, Raised.of(error)}) == 1
-    assert str(raised.error()) == str(error)
-    assert raised.error().args == error.args
+    assert str(raised.exception()) == str(error)
+    assert raised.exception().args == error.args
 
 
 def test_there_are_twenty_seeded_bugs_or_more() -> None:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 from spottrain_operator.cluster.client import LeaseClient
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
@@ -21,26 +21,10 @@ from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
 Result = TypeVar("Result")
 
 
-class Election(Protocol):
-    """Who leads, as `LeaderElection` says it."""
-
-    @property
-    def is_leader(self) -> bool: ...
-
-    @property
-    def is_standby(self) -> bool: ...
-
-    async def acquire(self) -> None: ...
-
-    async def hold(self) -> None: ...
-
-    async def regain(self) -> bool: ...
-
-    async def release(self) -> None: ...
-
-
 class ElectionThread:
-    """Implements Election. Use it as an async context manager.
+    """A LeaderElection beside the process's event loop.
+
+    Use it as an async context manager.
 
     Args:
         settings: Of the election.
