@@ -1,4 +1,4 @@
-"""The operator as a process, and the jobs of a namespace, for tests on a cluster."""
+"""Operator and watcher as processes, and the jobs of a namespace, for tests on a cluster."""
 
 from __future__ import annotations
 
@@ -175,3 +175,34 @@ class Jobs:
 
     def capacity(self, name: str) -> list[str]:
         return sorted(pod["metadata"]["labels"]["spottrain.dev/capacity-type"] for pod in self.pods(name))
+
+
+@contextmanager
+def watcher(kubectl: Kubectl, pod: Any, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m spottrain_watcher` on the node of `pod`.
+
+    It may do anything in the cluster.
+    """
+    namespace = pod["metadata"]["namespace"]
+    account = ("--clusterrole=cluster-admin", f"--serviceaccount={namespace}:default")
+    kubectl("create", "clusterrolebinding", namespace, *account)
+    [cluster] = yaml.safe_load(kubectl.kubeconfig.read_text())["clusters"]
+    server = urllib.parse.urlparse(cluster["cluster"]["server"])
+    (folder / "token").write_text(kubectl("create", "token", "default", "-n", namespace))
+    (folder / "ca.crt").write_bytes(base64.b64decode(cluster["cluster"]["certificate-authority-data"]))
+    env = dict(os.environ) | {
+        "KUBERNETES_SERVICE_HOST": str(server.hostname),
+        "KUBERNETES_SERVICE_PORT": str(server.port),
+        "SPOTTRAIN_SERVICEACCOUNT_DIR": str(folder),
+        "SPOTTRAIN_NODE_NAME": pod["spec"]["nodeName"],
+        "SPOTTRAIN_HOST_IP": pod["status"]["hostIP"],
+        "SPOTTRAIN_PROVIDER": "other",
+    }
+    log = (folder / "watcher.log").open("ab")
+    process = subprocess.Popen([sys.executable, "-m", "spottrain_watcher"], env=env, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+        kubectl("delete", "clusterrolebinding", namespace)

@@ -5,17 +5,12 @@ Jobs become pods, the operator gets the agents' reports, and it survives crashes
 
 from __future__ import annotations
 
-import base64
 import json
-import os
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +20,7 @@ import pytest
 import yaml
 
 from cluster_fixtures import Kubectl, wait_for
-from operator_process import Jobs, OperatorProcess, free_port, running
+from operator_process import Jobs, OperatorProcess, free_port, running, watcher
 from spottrain_api.contract import (
     ANNOTATION_CONTROL_CA,
     ANNOTATION_CONTROL_URL,
@@ -398,37 +393,6 @@ def test_of_two_jobs_at_one_checkpoint_uri_the_younger_waits(
     assert [len(jobs.pods(name)) for name in ("older", "younger")] == [3, 0]
     kubectl("delete", "tj", "older", "-n", jobs.namespace)
     wait_for(lambda: len(jobs.pods("younger")) == 3, f"it goes on by itself\n{operator.log()}")
-
-
-@contextmanager
-def watcher(kubectl: Kubectl, pod: Any, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m spottrain_watcher` on the node of `pod`.
-
-    It may do anything in the cluster.
-    """
-    namespace = pod["metadata"]["namespace"]
-    account = ("--clusterrole=cluster-admin", f"--serviceaccount={namespace}:default")
-    kubectl("create", "clusterrolebinding", namespace, *account)
-    [cluster] = yaml.safe_load(kubectl.kubeconfig.read_text())["clusters"]
-    server = urllib.parse.urlparse(cluster["cluster"]["server"])
-    (folder / "token").write_text(kubectl("create", "token", "default", "-n", namespace))
-    (folder / "ca.crt").write_bytes(base64.b64decode(cluster["cluster"]["certificate-authority-data"]))
-    env = dict(os.environ) | {
-        "KUBERNETES_SERVICE_HOST": str(server.hostname),
-        "KUBERNETES_SERVICE_PORT": str(server.port),
-        "SPOTTRAIN_SERVICEACCOUNT_DIR": str(folder),
-        "SPOTTRAIN_NODE_NAME": pod["spec"]["nodeName"],
-        "SPOTTRAIN_HOST_IP": pod["status"]["hostIP"],
-        "SPOTTRAIN_PROVIDER": "other",
-    }
-    log = (folder / "watcher.log").open("ab")
-    process = subprocess.Popen([sys.executable, "-m", "spottrain_watcher"], env=env, stdout=log, stderr=log)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(10)
-        kubectl("delete", "clusterrolebinding", namespace)
 
 
 @pytest.fixture
