@@ -1,4 +1,4 @@
-"""Operator and watcher as processes, and the jobs of a namespace, for tests on a cluster."""
+"""Operator and watcher as processes, and the jobs of a namespace, for tests."""
 
 from __future__ import annotations
 
