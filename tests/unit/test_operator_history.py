@@ -6,27 +6,33 @@ The tests show what is kept or reset, and what a failed write costs.
 from __future__ import annotations
 
 import copy
+import gc
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from memory_cluster import MemoryCluster
-from spottrain_api.history import HISTORY_FIELD
+from spottrain_api.history import HISTORY_FIELD, MAX_POINTS, HistoryPoint
 from spottrain_api.v1alpha1 import Phase, ProgressStatus, TrainingJobStatus
 from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest
 from spottrain_operator.cluster.history import HistoryKeeper
 
 KEY = JobKey(namespace="team", name="gpt")
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NOW = datetime(2026, 1, 1, 0, 0, 0, 600, tzinfo=UTC)
 
 
 class Unreachable(MemoryCluster):
+    """While it is down, no write takes effect, or one does whose answer is lost."""
+
     down = False
+    takes_effect = False
 
     async def write_history(self, history: Manifest) -> Manifest:
+        if not self.down or self.takes_effect:
+            written = await super().write_history(history)
         if self.down:
             raise ClusterError("connection refused")
-        return await super().write_history(history)
+        return written
 
 
 def job(uid: str = "u1") -> Manifest:
@@ -86,8 +92,10 @@ async def test_a_damaged_one_begins_anew(row: str) -> None:
     assert steps(cluster) == [2]
 
 
-async def test_points_that_could_not_be_written_are_written_with_the_next() -> None:
+@pytest.mark.parametrize("takes_effect", [False, True], ids=["no effect", "the answer is lost"])
+async def test_points_that_could_not_be_written_are_written_with_the_next(takes_effect: bool) -> None:
     cluster = Unreachable()
+    cluster.takes_effect = takes_effect
     keeper = HistoryKeeper(cluster)
     await keep(keeper, 1)
     cluster.down = True
@@ -105,3 +113,27 @@ async def test_what_is_forgotten_is_read_again() -> None:
     keeper.forget(KEY)
     await keep(keeper, 2)
     assert steps(cluster) == [2]
+
+
+async def test_what_is_written_is_no_longer_kept() -> None:
+    before = num_points()
+    keeper = HistoryKeeper(MemoryCluster(), write_seconds=600)
+    for step in range(MAX_POINTS):
+        await keep(keeper, step)
+    assert num_points() - before <= 12
+
+
+def num_points() -> int:
+    gc.collect()
+    return sum(type(each) is HistoryPoint for each in gc.get_objects())
+
+
+async def test_a_long_history_is_thinned_out() -> None:
+    cluster = MemoryCluster()
+    keeper = HistoryKeeper(cluster, write_seconds=6000)
+    for step in range(MAX_POINTS + 102):
+        await keep(keeper, step)
+    kept = steps(cluster)
+    assert len(kept) <= MAX_POINTS
+    assert kept[0] == 0
+    assert kept[-500:] == list(range(MAX_POINTS + 101 - 500, MAX_POINTS + 101))

@@ -26,30 +26,31 @@ OVER_SECONDS = 3600.0
 
 
 class HistoryKeeper:
-    """Collects points of a job's course, and writes them from time to time.
+    """Collects points of jobs' courses, and adds them to their histories.
 
-    It adds a point if the job's status has changed. What was written before is read only for the first write, so that
-    a new operator does not read the histories of all jobs at once.
+    It has a point if the job's status has changed. Only points that are yet to be written are kept: a job of a day
+    has hundreds.
     """
 
     def __init__(self, histories: HistoryClient, *, write_seconds: float = WRITE_SECONDS) -> None:
         self._histories = histories
         self._write_seconds = write_seconds
-        self._points: dict[JobKey, tuple[HistoryPoint, ...]] = {}
-        self._versions: dict[JobKey, str] = {}  # of the history as this process has written it
+        self._newest: dict[JobKey, HistoryPoint] = {}
+        self._unwritten: dict[JobKey, tuple[HistoryPoint, ...]] = {}
         self._written_at: dict[JobKey, float] = {}
 
     async def keep(self, job: Manifest, status: TrainingJobStatus, now: datetime) -> None:
         key = JobKey(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])
         over = status.completion_time
-        if key not in self._points and over is not None and (now - over).total_seconds() > OVER_SECONDS:
+        before, point = self._newest.get(key), history_point(status, now)
+        if before is None and over is not None and (now - over).total_seconds() > OVER_SECONDS:
             return
-        points, point = self._points.get(key, ()), history_point(status, now)
-        if points and _same(points[-1], point):
+        if before is not None and _same(before, point):
             return
-        self._points[key] = thin_out((*points, point))
-        if points:
-            turning = (points[-1].phase, points[-1].generation) != (point.phase, point.generation)
+        self._newest[key] = point
+        self._unwritten[key] = thin_out((*self._unwritten.get(key, ()), point))
+        if before is not None:
+            turning = (before.phase, before.generation) != (point.phase, point.generation)
         else:
             turning = status.generation is None or over is not None
             self._written_at[key] = point.at
@@ -58,13 +59,19 @@ class HistoryKeeper:
             try:
                 await self._write(key, job)
             except ClusterError as error:
-                self._versions.pop(key, None)
                 logger.warning("the history of %s was not written; the job continues without: %s", key, error)
 
     async def _write(self, key: JobKey, job: Manifest) -> None:
-        uid = job["metadata"]["uid"]
-        if key not in self._versions:
-            await self._read(key, job)
+        """Put the points that are yet to be written behind those that are stored."""
+        uid, unwritten = job["metadata"]["uid"], self._unwritten[key]
+        points: list[HistoryPoint] = []
+        stored = await self._histories.read_history(key)
+        if stored is not None:
+            if not owned_by(stored, uid):
+                # Kubernetes deletes that of an earlier job of this name.
+                raise ClusterError(f"another {HISTORY_KIND} has its name; it is left alone")
+            # A write whose answer was lost has stored some of the unwritten ones, with times in milliseconds.
+            points = [each for each in _points(stored) if each.at < round(unwritten[0].at, 3)]
         owner = {"apiVersion": API_VERSION, "kind": KIND, "name": key.name, "uid": uid, "controller": True}
         new: Manifest = {
             "apiVersion": API_VERSION,
@@ -75,28 +82,16 @@ class HistoryKeeper:
                 "labels": {LABEL_JOB: key.name, LABEL_MANAGED_BY: MANAGED_BY},
                 "ownerReferences": [owner],
             },
-            HISTORY_FIELD: "\n".join(point.to_row() for point in self._points[key]) + "\n",
+            HISTORY_FIELD: "".join(f"{point.to_row()}\n" for point in thin_out((*points, *unwritten))),
         }
-        if key in self._versions:
-            new["metadata"]["resourceVersion"] = self._versions[key]
-        written = await self._histories.write_history(new)
-        self._versions[key] = written["metadata"]["resourceVersion"]
-
-    async def _read(self, key: JobKey, job: Manifest) -> None:
-        """Put the points that are stored before those of this process."""
-        stored = await self._histories.read_history(key)
-        if stored is None:
-            return
-        if not owned_by(stored, job["metadata"]["uid"]):
-            # Kubernetes deletes that of an earlier job of this name.
-            raise ClusterError(f"another {HISTORY_KIND} has its name; it is left alone")
-        own = self._points[key]
-        self._points[key] = thin_out((*(each for each in parse(stored, job) if each.at < own[0].at), *own))
-        self._versions[key] = stored["metadata"]["resourceVersion"]
+        if stored is not None:
+            new["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
+        await self._histories.write_history(new)
+        self._unwritten.pop(key, None)
 
     def forget(self, key: JobKey) -> None:
-        self._points.pop(key, None)
-        self._versions.pop(key, None)
+        self._newest.pop(key, None)
+        self._unwritten.pop(key, None)
         self._written_at.pop(key, None)
 
 
@@ -118,19 +113,14 @@ def history_point(status: TrainingJobStatus, now: datetime) -> HistoryPoint:
     )
 
 
-def parse(history: Manifest | None, job: Manifest) -> tuple[HistoryPoint, ...]:
-    """The points so far.
-
-    None are returned if the history is damaged, or isn't that of this job.
-    """
-    if history is None or not owned_by(history, job["metadata"]["uid"]):
-        return ()
+def _points(history: Manifest) -> list[HistoryPoint]:
+    """The points so far. None are returned if the history is damaged."""
     try:
         rows = csv.reader(io.StringIO(history.get(HISTORY_FIELD, "")))
-        return tuple(HistoryPoint.from_row(row) for row in rows if row)
+        return [HistoryPoint.from_row(row) for row in rows if row]
     except ValueError as error:
-        logger.warning("the history of %s can't be read, and starts again: %s", job["metadata"]["name"], error)
-        return ()
+        logger.warning("the history of %s can't be read, and starts again: %s", history["metadata"]["name"], error)
+        return []
 
 
 def _same(before: HistoryPoint, after: HistoryPoint) -> bool:
