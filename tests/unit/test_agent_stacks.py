@@ -10,7 +10,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from cluster_fixtures import wait_for
 from spottrain_agent.processes import catches, descendants, is_alive
@@ -73,6 +76,15 @@ time.sleep(1000)
 """
 
 
+@pytest.fixture
+def catches_sigint() -> Iterator[None]:
+    """A shell that runs the tests in its background lets them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("catches_sigint")
 def test_what_a_rank_has_forked_writes_where_it_stands_too(tmp_path: Path) -> None:
     """A program that the signal would end is left alone."""
     path = tmp_path / "stack-0.txt"
