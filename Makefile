@@ -73,7 +73,7 @@ test-clients: $(STAMP) binaries ## Run the e2e tests of public Kubernetes client
 
 constraints: $(STAMP) ## Update constraints.txt and requirements/ to the newest releases that work together. Then `make test`.
 	$(BIN)/uv pip compile --quiet --upgrade --python-version 3.11 --extra dev --no-header --no-annotate \
-		--output-file constraints.txt pyproject.toml > /dev/null
+		--output-file constraints.txt pyproject.toml
 	$(BIN)/python release/requirements.py
 
 requirements: $(STAMP) ## Write requirements/: the images' packages of constraints.txt, with their hashes.

@@ -26,10 +26,10 @@ OVER_SECONDS = 3600.0
 
 
 class HistoryKeeper:
-    """Collects points of jobs' courses, and adds them to their histories.
+    """Adds the courses of jobs to their histories.
 
-    It has a point if the job's status has changed. Only points that are yet to be written are kept: a job of a day
-    has hundreds.
+    Each change of a job's status makes a point. Points stay in memory only until they are written, because the
+    history of a day has hundreds.
     """
 
     def __init__(self, histories: HistoryClient, *, write_seconds: float = WRITE_SECONDS) -> None:
@@ -62,7 +62,7 @@ class HistoryKeeper:
                 logger.warning("the history of %s was not written; the job continues without: %s", key, error)
 
     async def _write(self, key: JobKey, job: Manifest) -> None:
-        """Put the points that are yet to be written behind those that are stored."""
+        """Add the points that are yet to be written to those that are stored."""
         uid, unwritten = job["metadata"]["uid"], self._unwritten[key]
         points: list[HistoryPoint] = []
         stored = await self._histories.read_history(key)
@@ -71,7 +71,8 @@ class HistoryKeeper:
                 # Kubernetes deletes that of an earlier job of this name.
                 raise ClusterError(f"another {HISTORY_KIND} has its name; it is left alone")
             # A write whose answer was lost has stored some of the unwritten ones, with times in milliseconds.
-            points = [each for each in _points(stored) if each.at < round(unwritten[0].at, 3)]
+            begin = round(unwritten[0].at, 3)
+            points = [each for each in _points(stored) if each.at < begin]
         owner = {"apiVersion": API_VERSION, "kind": KIND, "name": key.name, "uid": uid, "controller": True}
         new: Manifest = {
             "apiVersion": API_VERSION,
