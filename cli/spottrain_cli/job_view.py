@@ -240,7 +240,13 @@ class JobReader:
         except NotThere:
             return ()
         rows = csv.reader(io.StringIO(stored.get(HISTORY_FIELD, "")))
-        return tuple(HistoryPoint.from_row(row) for row in rows if row)
+        try:
+            return tuple(HistoryPoint.from_row(row) for row in rows if row)
+        except ValueError as error:
+            raise UserError(
+                f"The history of {name} is damaged: {error}. `kubectl delete {HISTORY_PLURAL} {name} -n {namespace}` "
+                "deletes it; a job that runs gets a new one."
+            ) from error
 
 
 def _snapshot(job: dict[str, Any]) -> JobSnapshot:

@@ -1,6 +1,6 @@
-"""A command line that is older than the operator.
+"""A command line that doesn't understand all that is stored.
 
-It shows what it understands of the job, and names the rest.
+It is older than the operator, or something is damaged. It shows what it understands of the job, and names the rest.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def show(tmp_path: Path) -> Iterator[Show]:
                 answer = {"items": [job]}
             if path.endswith("/pods"):
                 answer = {"items": [each for each in PODS if has_labels(each, parse_qs(query))]}
-            status = 404 if is_history else 200
+            if is_history:
+                answer = {"csv": job["history"]}
+            status = 404 if is_history and job["history"] is None else 200
             body = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -99,11 +101,11 @@ def show(tmp_path: Path) -> Iterator[Show]:
         )
     )
 
-    def run(*command: str, **status: object) -> str:
-        job["status"] = STATUS | status
+    def run(*command: str, history: str | None = None, exit_code: int = 0, **status: object) -> str:
+        job["status"], job["history"] = STATUS | status, history
         runner = CliRunner(env={"COLUMNS": "200"})
         result = runner.invoke(main, [*command, "--kubeconfig", str(kubeconfig)], catch_exceptions=False)
-        assert result.exit_code == 0, result.output
+        assert result.exit_code == exit_code, result.output
         return result.output
 
     yield run
@@ -161,3 +163,15 @@ def test_a_report_is_written(show: Show, tmp_path: Path) -> None:
     show("report", "gpt", "--output", str(page), phase="Hibernating")
     assert "Unknown · namespace default" in page.read_text()
     assert "does not understand status.phase" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("history", "problem"),
+    [("1,2\n", "a point of the history has 9 cells, not 2"), ("noon,1,2.0,3.0,1,1,1,0,Running\n", "noon")],
+)
+def test_a_history_that_is_damaged_is_named_with_what_to_do(
+    history: str, problem: str, show: Show, tmp_path: Path
+) -> None:
+    output = show("report", "gpt", "--output", str(tmp_path / "gpt.html"), history=history, exit_code=1)
+    assert problem in output
+    assert "`kubectl delete trainingjobhistories gpt -n default` deletes it" in " ".join(output.split())
