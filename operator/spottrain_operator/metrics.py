@@ -21,7 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from spottrain_api.v1alpha1 import FINISHED_PHASES, TrainingJobStatus
 from spottrain_operator.cluster.client import JobKey
-from spottrain_operator.core.model import JobView, ReportView
+from spottrain_operator.core.model import Observed, ReportView
 from spottrain_operator.core.notices import heeded_notice
 from spottrain_operator.job_families import JOB, JobNow
 from spottrain_operator.job_histograms import JobHistogram
@@ -86,19 +86,18 @@ class Metrics:
     def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> JobHistogram:
         return JobHistogram(f"spottrain_job_{name}", documentation, buckets, self.registry)
 
-    def passed(
-        self, key: JobKey, before: JobView, after: TrainingJobStatus, reports: Mapping[str, ReportView]
-    ) -> None:
-        """Record a pass that turned the status of `before` into `after`."""
-        self._jobs.put(key, JobNow(spec=before.spec, status=after, reports=reports))
+    def passed(self, key: JobKey, observed: Observed, after: TrainingJobStatus) -> None:
+        """Record a pass that decided on `after` by what it had observed."""
+        job, reports = observed.job, observed.reports
+        self._jobs.put(key, JobNow(spec=job.spec, status=after, reports=reports))
         if not self._jobs.has_all_series(key):
             self._forget_course(key)
             return
         for histogram in (self._gap, self._drain, *self._checkpoint.values()):
             histogram.show(key)
-        for seconds in gaps_closed(before.status, after):
+        for seconds in gaps_closed(job.status, after):
             self._gap.observe(key, seconds)
-        latency = drain_latency(before.status, after, reports)
+        latency = drain_latency(observed, after)
         if latency is not None:
             self._drain.observe(key, latency)
         self._observe_checkpoint(key, reports)
@@ -161,17 +160,15 @@ def gaps_closed(before: TrainingJobStatus, after: TrainingJobStatus) -> list[flo
     return [seconds for which, seconds in known(after).items() if which not in old]
 
 
-def drain_latency(
-    before: TrainingJobStatus, after: TrainingJobStatus, reports: Mapping[str, ReportView]
-) -> float | None:
+def drain_latency(observed: Observed, after: TrainingJobStatus) -> float | None:
     """Seconds from the oldest notice to the drain for it that this pass decided.
 
     None without such a drain.
     """
-    known, generation = before.generation, after.generation
+    known, generation = observed.job.status.generation, after.generation
     if generation is None or generation.requested_at is None:
         return None
     if known is not None and known.number == generation.number and known.requested_at is not None:
         return None  # a stop may follow the drain
-    notice = heeded_notice(generation, reports)
+    notice = heeded_notice(generation, observed)
     return max(0.0, (generation.requested_at - notice.observed_at).total_seconds()) if notice is not None else None

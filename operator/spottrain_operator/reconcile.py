@@ -165,8 +165,8 @@ class Reconciler:
         with about(generation=generation.number if generation is not None else None):
             for event in decided.events:
                 await self._events.record(job, event)
-        self._metrics.passed(key, view, decided.status, observed.reports)
-        self._tracer.passed(key, view.status, decided.status, observed.reports)
+        self._metrics.passed(key, observed, decided.status)
+        self._tracer.passed(key, observed, decided.status)
         await self._history.keep(job, decided.status, self._now())
         return PassResult(requeue_after=decided.requeue_after)
 

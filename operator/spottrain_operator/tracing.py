@@ -12,7 +12,7 @@ https://opentelemetry.io/docs/specs/otel/trace/api/
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -24,7 +24,7 @@ from opentelemetry.trace import set_span_in_context
 
 from spottrain_api.v1alpha1 import TrainingJobStatus, Transition
 from spottrain_operator.cluster.client import JobKey
-from spottrain_operator.core.model import ReportView
+from spottrain_operator.core.model import Observed
 from spottrain_operator.core.notices import heeded_notice
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -70,21 +70,19 @@ class ChangeTracer:
             self._provider = TracerProvider(resource=Resource.create({"service.name": "spottrain-operator"}))
             self._provider.add_span_processor(processor)
 
-    def passed(
-        self, key: JobKey, before: TrainingJobStatus, after: TrainingJobStatus, reports: Mapping[str, ReportView]
-    ) -> None:
+    def passed(self, key: JobKey, observed: Observed, after: TrainingJobStatus) -> None:
         """Write the traces that a pass completed.
 
-        The pass turned the status `before` into `after`.
+        It decided on `after` by what it had observed.
         """
         if self._provider is None:
             return
-        request = request_of(after, reports)
+        request = request_of(after, observed)
         if request is not None:
             known = self._requests.get(key)
             if known is None or known.generation != request.generation:
                 self._requests[key] = request
-        for transition in completed(before, after):
+        for transition in completed(observed.job.status, after):
             self._write(key, transition, after, self._requests.get(key))
 
     def forget(self, key: JobKey) -> None:
@@ -119,7 +117,7 @@ class ChangeTracer:
         root.end(_nanoseconds(parts[-1].end))
 
 
-def request_of(status: TrainingJobStatus, reports: Mapping[str, ReportView]) -> Request | None:
+def request_of(status: TrainingJobStatus, observed: Observed) -> Request | None:
     """The request for the newest generation's end, or None without one.
 
     It has the oldest notice for which the generation ends.
@@ -127,7 +125,7 @@ def request_of(status: TrainingJobStatus, reports: Mapping[str, ReportView]) -> 
     generation = status.generation
     if generation is None or generation.requested_at is None:
         return None
-    notice = heeded_notice(generation, reports)
+    notice = heeded_notice(generation, observed)
     return Request(
         generation=generation.number,
         requested_at=generation.requested_at,

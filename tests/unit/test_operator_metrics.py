@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ from spottrain_api.v1alpha1 import (
 )
 from spottrain_operator import process
 from spottrain_operator.cluster.client import JobKey
-from spottrain_operator.core.model import JobView, ReportView
+from spottrain_operator.core.model import JobView, NodeView, Observed, ReportView
 from spottrain_operator.job_families import JOB
 from spottrain_operator.job_histograms import JobHistogram
 from spottrain_operator.metrics import Metrics, drain_latency
@@ -156,6 +157,11 @@ def report(*notices: Notice) -> ReportView:
     return ReportView(report=agent, received_at=NOW)
 
 
+def seen(status: TrainingJobStatus, reports: Mapping[str, ReportView], **more: Any) -> Observed:
+    """What a pass saw of the job with this status."""
+    return Observed(job=view(status), reports=reports, template_hash="t", operator_started_at=NOW, **more)
+
+
 def ending(reason: str = "Preempted", *, seconds: float = 0.2) -> TrainingJobStatus:
     changes = {"reason": reason, "requested_at": NOW + timedelta(seconds=seconds)}
     return STATUS.model_copy(update={"generation": GENERATION.model_copy(update=changes)})
@@ -167,7 +173,7 @@ def metrics() -> Metrics:
     metrics = Metrics(num_agents=lambda: 4)
     gap = Transition(generation=1, reason="Preempted", at=NOW, seconds_without_step=1.5)
     after = ending().model_copy(update={"transitions": (gap,)})
-    metrics.passed(KEY, view(STATUS), after, {"p": report(heard())})
+    metrics.passed(KEY, seen(STATUS, {"p": report(heard())}), after)
     metrics.reconcile_seconds.observe(0.01)
     metrics.reconcile_errors.labels("conflict").inc()
     return metrics
@@ -180,16 +186,21 @@ HINT = heard(id="hint", kind=NoticeKind.REBALANCE, observed_at=AN_HOUR_AGO)
 def test_a_drain_is_timed_from_the_notice_that_made_it() -> None:
     taken_back = heard(id="false alarm", cancelled=True, observed_at=AN_HOUR_AGO)
     reports = {"p": report(HINT, taken_back, heard()), "no member": report(heard(observed_at=AN_HOUR_AGO))}
-    assert drain_latency(STATUS, ending(), reports) == 0.2
+    assert drain_latency(seen(STATUS, reports), ending()) == 0.2
+
+
+def test_a_drain_is_timed_also_if_the_node_shows_the_notice_before_the_agent_says_it() -> None:
+    nodes = {"spot-0": NodeView(name="spot-0", notice=heard())}
+    assert drain_latency(seen(STATUS, {"p": report()}, nodes=nodes), ending()) == 0.2
 
 
 @pytest.mark.parametrize("reason", ["Grow", "Edited", "Suspended", "NodeLost", "Failure"])
 def test_the_end_of_a_generation_for_another_reason_is_not_timed(reason: str) -> None:
-    assert drain_latency(STATUS, ending(reason), {"p": report(HINT, heard())}) is None
+    assert drain_latency(seen(STATUS, {"p": report(HINT, heard())}), ending(reason)) is None
 
 
 def test_a_stop_after_a_drain_is_not_timed_again() -> None:
-    assert drain_latency(ending(), ending(seconds=25), {"p": report(heard())}) is None
+    assert drain_latency(seen(ending(), {"p": report(heard())}), ending(seconds=25)) is None
 
 
 @pytest.fixture
@@ -235,7 +246,7 @@ def test_members_that_nobody_watches_are_counted(metrics: Metrics) -> None:
             )
             for uid, watch in watches.items()
         }
-        metrics.passed(KEY, view(STATUS), after, views)
+        metrics.passed(KEY, seen(STATUS, views), after)
         (family,) = [each for each in families(metrics) if each.name == "spottrain_job_unwatched_members"]
         return float(family.samples[0].value)
 
@@ -297,7 +308,7 @@ def test_a_member_has_values_of_its_own_while_its_generation_runs(metrics: Metri
     assert found["spottrain_job_member_data_wait_seconds_total"] == 3.0
     assert samples(metrics, "spottrain_job_member_info", "pod_name") == {"gpt-7": 1.0}
     ended = GENERATION.model_copy(update={"state": GenerationState.ENDED})
-    metrics.passed(KEY, view(STATUS), STATUS.model_copy(update={"generation": ended}), {"p": report()})
+    metrics.passed(KEY, seen(STATUS, {"p": report()}), STATUS.model_copy(update={"generation": ended}))
     assert of_members() == {}
 
 
@@ -325,7 +336,7 @@ def test_a_job_has_few_series_and_takes_them_along(metrics: Metrics) -> None:
 def test_a_job_without_an_incident_has_its_histograms_at_zero() -> None:
     """Prometheus' rate() leaves out the first value of a series."""
     metrics = Metrics(num_agents=lambda: 0)
-    metrics.passed(KEY, view(STATUS), STATUS, {})
+    metrics.passed(KEY, seen(STATUS, {}), STATUS)
     assert samples(metrics, "spottrain_job_gap_seconds_count", "job_name") == {KEY.name: 0.0}
 
 
@@ -421,7 +432,7 @@ def test_of_a_job_that_is_long_over_only_the_phase_is_left() -> None:
     now = NOW
     metrics = Metrics(num_agents=lambda: 0, now=lambda: now)
     over = STATUS.model_copy(update={"phase": Phase.FAILED, "completion_time": NOW})
-    metrics.passed(KEY, view(STATUS), over, {})
+    metrics.passed(KEY, seen(STATUS, {}), over)
 
     def series() -> list[tuple[str, str]]:
         samples = [sample for family in families(metrics) for sample in family.samples]
@@ -429,7 +440,7 @@ def test_of_a_job_that_is_long_over_only_the_phase_is_left() -> None:
 
     assert len(series()) > 50
     now = NOW + timedelta(hours=1, seconds=1)
-    metrics.passed(KEY, view(over), over, {})
+    metrics.passed(KEY, seen(over, {}), over)
     assert series() == [("spottrain_job_phase", "Failed")]
     metrics.forget(KEY)
     assert series() == []
@@ -444,6 +455,6 @@ def test_a_job_that_is_deleted_during_a_scrape_stays_forgotten() -> None:
 
     scraped = Metrics(num_agents=lambda: 0, now=now)
     ended = STATUS.model_copy(update={"phase": Phase.FAILED, "completion_time": NOW})
-    scraped.passed(KEY, view(STATUS), ended, {})
+    scraped.passed(KEY, seen(STATUS, {}), ended)
     assert families(scraped)
     assert [sample for family in families(scraped) for sample in family.samples if "job_name" in sample.labels] == []

@@ -6,7 +6,7 @@ It goes from the cloud's word to the next generation's first step.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
@@ -19,10 +19,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from scene import NOW, notice, training_job
+from scene import NOW, Scene, notice, training_job
 from spottrain_api.contract import CommitRef, NoticeKind
 from spottrain_api.v1alpha1 import GenerationState, TrainingJobStatus, Transition
 from spottrain_operator.cluster.client import JobKey
+from spottrain_operator.core.model import Observed
 from spottrain_operator.tracing import (
     ENDPOINTS,
     ChangeTracer,
@@ -37,6 +38,12 @@ KEY = JobKey(namespace="team", name="gpt")
 
 def at(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
+
+
+def seen(status: TrainingJobStatus, scene: Scene | None = None) -> Observed:
+    """What a pass saw of the job with this status."""
+    observed = (scene or training_job()).observed
+    return replace(observed, job=replace(observed.job, status=status))
 
 
 def draining(reason: str = "Preempted") -> TrainingJobStatus:
@@ -78,11 +85,11 @@ def test_a_notice_is_one_trace_to_the_next_first_step() -> None:
     exporter = InMemorySpanExporter()
     tracer = ChangeTracer(SimpleSpanProcessor(exporter))
     scene = training_job().says(4, notices=(notice(4).model_copy(update={"observed_at": at(0)}),))
-    tracer.passed(KEY, draining(), draining(), scene.observed.reports)
-    tracer.passed(KEY, draining(), trained_on(None), {})
+    tracer.passed(KEY, seen(draining(), scene), draining())
+    tracer.passed(KEY, seen(draining()), trained_on(None))
     assert exporter.get_finished_spans() == ()
-    tracer.passed(KEY, trained_on(None), trained_on(), {})
-    tracer.passed(KEY, trained_on(), trained_on(), {})
+    tracer.passed(KEY, seen(trained_on(None)), trained_on())
+    tracer.passed(KEY, seen(trained_on()), trained_on())
     *parts, root = exporter.get_finished_spans()
     assert root.name == "change of members: Preempted"
     assert {span.parent.span_id for span in parts if span.parent is not None} == {root.context.span_id}
@@ -111,21 +118,21 @@ def test_only_the_notice_that_made_the_drain_is_in_the_trace() -> None:
     scene = scene.says(3, notices=(notice(3, observed_at=an_hour_ago, cancelled=True),))
     scene = scene.says(stranger, notices=(notice(stranger, observed_at=an_hour_ago),))
     scene = scene.says(4, notices=(notice(4, observed_at=at(0), source="gce"),))
-    request = request_of(draining(), scene.observed.reports)
+    request = request_of(draining(), scene.observed)
     assert request is not None
     assert (request.noticed_at, request.source) == (at(0), "gce")
 
 
 @pytest.mark.parametrize("reason", ["Grow", "Edited", "Suspended"])
 def test_a_drain_that_no_notice_made_has_none_in_its_trace(reason: str) -> None:
-    request = request_of(draining(reason), training_job().says(4, notices=(notice(4),)).observed.reports)
+    request = request_of(draining(reason), training_job().says(4, notices=(notice(4),)).observed)
     assert request is not None
     assert (request.noticed_at, request.source) == (None, "")
 
 
 def test_an_operator_that_started_in_between_traces_from_the_last_step() -> None:
     exporter = InMemorySpanExporter()
-    ChangeTracer(SimpleSpanProcessor(exporter)).passed(KEY, trained_on(None), trained_on(), {})
+    ChangeTracer(SimpleSpanProcessor(exporter)).passed(KEY, seen(trained_on(None)), trained_on())
     assert [span.name for span in exporter.get_finished_spans()][:2] == ["commit", "end of the generation"]
 
 
@@ -198,8 +205,8 @@ def test_a_collector_gets_the_trace_over_otlp(
     processor = processor_from_environment()
     assert processor is not None
     tracer = ChangeTracer(processor)
-    tracer.passed(KEY, draining(), draining(), training_job().says(4, notices=(notice(4),)).observed.reports)
-    tracer.passed(KEY, draining(), trained_on(), {})
+    tracer.passed(KEY, seen(draining(), training_job().says(4, notices=(notice(4),))), draining())
+    tracer.passed(KEY, seen(draining()), trained_on())
     processor.shutdown()
     [(posted_to, request)] = collector.received
     assert posted_to == asked
@@ -231,5 +238,5 @@ def test_without_an_endpoint_traces_go_nowhere(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("seconds", [None, 3.0])
 def test_without_a_collector_nothing_is_kept(seconds: float | None) -> None:
     tracer = ChangeTracer(None)
-    tracer.passed(KEY, draining(), trained_on(seconds), {})
+    tracer.passed(KEY, seen(draining()), trained_on(seconds))
     tracer.forget(KEY)

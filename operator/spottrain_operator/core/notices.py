@@ -5,14 +5,23 @@ Signals come twice, late, from two sources, or are taken back. The newest versio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from spottrain_api.contract import DRAINING_KINDS, TAINT_PREEMPTION, TAINTS, AgentReport, Cause, Notice, NoticeKind
+from spottrain_api.contract import (
+    DRAINING_KINDS,
+    TAINT_PREEMPTION,
+    TAINTS,
+    AgentReport,
+    Cause,
+    Member,
+    Notice,
+    NoticeKind,
+)
 from spottrain_api.v1alpha1 import GenerationStatus
 from spottrain_api.wording import one_line
-from spottrain_operator.core.model import NodeView, PodView, ReportView
+from spottrain_operator.core.model import NodeView, Observed, PodView
 from spottrain_operator.core.timing import NOTICE_EXPIRY, UNKNOWN_LEAD, after, seconds_between
 
 # Reason of the DisruptionTarget condition of a pod that the scheduler removes for another one:
@@ -68,16 +77,22 @@ def is_hinted(node: NodeView | None) -> bool:
     return notice is not None and notice.kind is NoticeKind.REBALANCE and not notice.cancelled
 
 
-def heeded_notice(generation: GenerationStatus, reports: Mapping[str, ReportView]) -> Notice | None:
+def heeded_notice(generation: GenerationStatus, observed: Observed) -> Notice | None:
     """The oldest notice for which a member of `generation` drains.
 
-    None if the generation doesn't end for a notice, or no agent has reported it.
+    Its node may show it before its agent says it. None if the generation doesn't end for a notice.
     """
     if generation.reason != Cause.PREEMPTED:
         return None
-    views = (reports.get(member.pod_uid) for member in generation.members)
-    notices = (notice for view in views if view is not None for notice in view.report.notices if notice.makes_drain)
+    notices = (notice for member in generation.members for notice in _of_member(member, observed))
     return min(notices, key=lambda notice: notice.observed_at, default=None)
+
+
+def _of_member(member: Member, observed: Observed) -> Iterator[Notice]:
+    """The notices in force that make `member` drain."""
+    view = observed.reports.get(member.pod_uid)
+    newest = _newest(observed.nodes.get(member.node), view.report if view is not None else None)
+    return (notice for notice in newest.values() if notice.makes_drain)
 
 
 def _doomed_nodes(node: NodeView, newest: Mapping[str, Notice], deadline: datetime) -> list[Doom]:
