@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from memory_signals import MemorySource
 from prometheus_binaries import find_prometheus
+from scene import pod
 from spottrain_api.contract import (
     AgentReport,
     CapacityType,
@@ -159,7 +160,10 @@ def report(*notices: Notice) -> ReportView:
 
 def seen(status: TrainingJobStatus, reports: Mapping[str, ReportView], **more: Any) -> Observed:
     """What a pass saw of the job with this status."""
-    return Observed(job=view(status), reports=reports, template_hash="t", operator_started_at=NOW, **more)
+    member = pod(7, uid="p", node="spot-0", created_at=NOW - timedelta(minutes=1))
+    return Observed(
+        job=view(status), pods=(member,), reports=reports, template_hash="t", operator_started_at=NOW, **more
+    )
 
 
 def ending(reason: str = "Preempted", *, seconds: float = 0.2) -> TrainingJobStatus:
@@ -192,6 +196,11 @@ def test_a_drain_is_timed_from_the_notice_that_made_it() -> None:
 def test_a_drain_is_timed_also_if_the_node_shows_the_notice_before_the_agent_says_it() -> None:
     nodes = {"spot-0": NodeView(name="spot-0", notice=heard())}
     assert drain_latency(seen(STATUS, {"p": report()}, nodes=nodes), ending()) == 0.2
+
+
+def test_a_drain_is_not_timed_from_a_notice_about_an_earlier_node_of_that_name() -> None:
+    nodes = {"spot-0": NodeView(name="spot-0", notice=heard(id="old", deadline=AN_HOUR_AGO, observed_at=AN_HOUR_AGO))}
+    assert drain_latency(seen(STATUS, {"p": report(heard())}, nodes=nodes), ending()) == 0.2
 
 
 @pytest.mark.parametrize("reason", ["Grow", "Edited", "Suspended", "NodeLost", "Failure"])

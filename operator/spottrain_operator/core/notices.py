@@ -5,7 +5,7 @@ Signals come twice, late, from two sources, or are taken back. The newest versio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -15,7 +15,6 @@ from spottrain_api.contract import (
     TAINTS,
     AgentReport,
     Cause,
-    Member,
     Notice,
     NoticeKind,
 )
@@ -82,17 +81,21 @@ def heeded_notice(generation: GenerationStatus, observed: Observed) -> Notice | 
 
     Its node may show it before its agent says it. None if the generation doesn't end for a notice.
     """
-    if generation.reason != Cause.PREEMPTED:
+    requested_at = generation.requested_at
+    if generation.reason != Cause.PREEMPTED or requested_at is None:
         return None
-    notices = (notice for member in generation.members for notice in _of_member(member, observed))
+    members = {member.pod_uid for member in generation.members}
+    notices = (
+        notice for pod in observed.pods if pod.uid in members for notice in _notices_of(pod, observed, requested_at)
+    )
     return min(notices, key=lambda notice: notice.observed_at, default=None)
 
 
-def _of_member(member: Member, observed: Observed) -> Iterator[Notice]:
-    """The notices in force that make `member` drain."""
-    view = observed.reports.get(member.pod_uid)
-    newest = _newest(observed.nodes.get(member.node), view.report if view is not None else None)
-    return (notice for notice in newest.values() if notice.makes_drain)
+def _notices_of(pod: PodView, observed: Observed, now: datetime) -> list[Notice]:
+    """The notices for which `pod` drains."""
+    view = observed.reports.get(pod.uid)
+    report = view.report if view is not None else None
+    return _standing(_newest(observed.nodes.get(pod.node or ""), report), report, pod, now)
 
 
 def _doomed_nodes(node: NodeView, newest: Mapping[str, Notice], deadline: datetime) -> list[Doom]:
