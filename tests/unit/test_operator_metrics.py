@@ -1,190 +1,55 @@
-"""The metrics, and a dashboard that fits them.
-
-Prometheus and Grafana can rely on the metrics' names, labels and types.
-"""
+"""Prometheus can rely on the metrics' names, labels and types."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import subprocess
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
+from datetime import datetime, timedelta
 
 import pytest
-from prometheus_client import CollectorRegistry, Histogram, Metric, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from memory_signals import MemorySource
+from measured_job import (
+    GENERATION,
+    KEY,
+    NOW,
+    STATUS,
+    ending,
+    families,
+    heard,
+    metrics_after_a_drain,
+    report,
+    seen,
+    watcher_metrics,
+)
 from prometheus_binaries import find_prometheus
-from scene import pod
-from spottrain_api.contract import (
-    AgentReport,
-    CapacityType,
-    CheckpointTimings,
-    CommitRef,
-    Member,
-    NodeWatch,
-    Notice,
-    NoticeKind,
-    Progress,
-    WatchState,
-)
-from spottrain_api.v1alpha1 import (
-    Condition,
-    CostStatus,
-    Counts,
-    GenerationState,
-    GenerationStatus,
-    Phase,
-    ProgressStatus,
-    TimeStatus,
-    TrainingJobSpec,
-    TrainingJobStatus,
-    Transition,
-)
+from spottrain_api.contract import CapacityType, Member, NodeWatch, NoticeKind, WatchState
+from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
 from spottrain_operator import process
 from spottrain_operator.cluster.client import JobKey
-from spottrain_operator.core.model import JobView, NodeView, Observed, ReportView
+from spottrain_operator.core.model import NodeView, ReportView
 from spottrain_operator.job_families import JOB
 from spottrain_operator.job_histograms import JobHistogram
 from spottrain_operator.metrics import Metrics, drain_latency
 from spottrain_watcher.metrics import Metrics as WatcherMetrics
 
-DASHBOARDS = sorted((Path(__file__).parents[2] / "charts" / "spottrain" / "dashboards").glob("*.json"))
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-KEY = JobKey(namespace="research", name="gpt")
 UNITS = ("_seconds", "_bytes", "_ratio", "_total")
 # Names that Prometheus and its operator give to targets; a sample with one of them is renamed.
 TARGET_LABELS = {"job", "instance", "namespace", "pod", "container", "service", "endpoint"}
 
-COMMIT = CommitRef(generation=2, step=10, manifest="m", committed_at=NOW)
-GENERATION = GenerationStatus(
-    number=2,
-    state=GenerationState.ACTIVE,
-    rendezvous_id="gpt-2",
-    rendezvous_endpoint="10.0.0.1:29400",
-    world_size=4,
-    members=(
-        Member(
-            pod="gpt-7",
-            pod_uid="p",
-            address="10.0.0.1",
-            node="spot-0",
-            node_rank=0,
-            capacity_type=CapacityType.SPOT,
-        ),
-    ),
-    started_at=NOW,
-    first_step_at=NOW,
-)
-STATUS = TrainingJobStatus(
-    phase=Phase.RUNNING,
-    generation=GENERATION,
-    progress=ProgressStatus(
-        step=10,
-        total_steps=100,
-        loss=1.5,
-        tokens_per_second=900.0,
-        data_wait_ratio=0.2,
-        eta_seconds=90.0,
-        checkpoint_interval_seconds=30.0,
-        last_step_at=NOW,
-    ),
-    conditions=(
-        Condition(type="Ready", status="True", reason="Running", message="", last_transition_time=NOW),
-        Condition(type="Blocked", status="False", reason="Free", message="", last_transition_time=NOW),
-    ),
-    start_time=NOW,
-    time=TimeStatus(until=NOW, productive_seconds=8.0, restart_seconds=2.0),
-    commit=COMMIT,
-    members=Counts(on_demand=1, spot=3),
-    preemptions=3,
-    preemptions_without_notice=1,
-    goodput=0.9,
-    cost=CostStatus(total=1.0, on_demand_only=2.0, currency="EUR"),
-)
-
-
-def view(status: TrainingJobStatus) -> JobView:
-    spec: dict[str, Any] = {
-        "image": "i",
-        "entrypoint": {"script": "train.py"},
-        "checkpoint": {"uri": "s3://b/c"},
-        "batch": {"global": 8},
-    }
-    spec["runPolicy"] = {"activeDeadlineSeconds": 3600}
-    return JobView(
-        namespace=KEY.namespace,
-        name=KEY.name,
-        uid="u",
-        spec=TrainingJobSpec.model_validate(spec | {"nodes": {"min": 1, "max": 4}}),
-        metadata_generation=1,
-        created_at=NOW,
-        status=status,
-    )
-
-
-def heard(**changes: Any) -> Notice:
-    fields: dict[str, Any] = {"id": "n", "node": "spot-0", "source": "ec2", "deadline": NOW, "observed_at": NOW}
-    return Notice(**(fields | changes))
-
-
-def report(*notices: Notice) -> ReportView:
-    """Of an agent that has heard notices and seen a commit."""
-    timings = CheckpointTimings(
-        staging_seconds=0.1, upload_seconds=1.0, commit_seconds=0.1, num_bytes=100, forecast_seconds=1.8
-    )
-    agent = AgentReport(
-        pod="gpt-0",
-        pod_uid="p",
-        rendezvous_port=1,
-        progress=Progress(
-            generation=2,
-            updated_at=NOW,
-            commit=COMMIT,
-            checkpoint=timings,
-            step_seconds=1.0,
-            waited_seconds=3.0,
-            stalled_seconds=1.0,
-            memory_bytes=2**30,
-        ),
-        notices=notices,
-        sent_at=NOW,
-    )
-    return ReportView(report=agent, received_at=NOW)
-
-
-def seen(status: TrainingJobStatus, reports: Mapping[str, ReportView], **more: Any) -> Observed:
-    """What a pass saw of the job with this status."""
-    member = pod(7, uid="p", node="spot-0", created_at=NOW - timedelta(minutes=1))
-    return Observed(
-        job=view(status), pods=(member,), reports=reports, template_hash="t", operator_started_at=NOW, **more
-    )
-
-
-def ending(reason: str = "Preempted", *, seconds: float = 0.2) -> TrainingJobStatus:
-    changes = {"reason": reason, "requested_at": NOW + timedelta(seconds=seconds)}
-    return STATUS.model_copy(update={"generation": GENERATION.model_copy(update=changes)})
+AN_HOUR_AGO = NOW - timedelta(hours=1)
+HINT = heard(id="hint", kind=NoticeKind.REBALANCE, observed_at=AN_HOUR_AGO)
 
 
 @pytest.fixture
 def metrics() -> Metrics:
-    """Metrics after a drain for a preemption and the next generation's first step."""
-    metrics = Metrics(num_agents=lambda: 4)
-    gap = Transition(generation=1, reason="Preempted", at=NOW, seconds_without_step=1.5)
-    after = ending().model_copy(update={"transitions": (gap,)})
-    metrics.passed(KEY, seen(STATUS, {"p": report(heard())}), after)
-    metrics.reconcile_seconds.observe(0.01)
-    metrics.reconcile_errors.labels("conflict").inc()
-    return metrics
+    return metrics_after_a_drain()
 
 
-AN_HOUR_AGO = NOW - timedelta(hours=1)
-HINT = heard(id="hint", kind=NoticeKind.REBALANCE, observed_at=AN_HOUR_AGO)
+@pytest.fixture
+def watcher() -> WatcherMetrics:
+    return watcher_metrics()
 
 
 def test_a_drain_is_timed_from_the_notice_that_made_it() -> None:
@@ -210,15 +75,6 @@ def test_the_end_of_a_generation_for_another_reason_is_not_timed(reason: str) ->
 
 def test_a_stop_after_a_drain_is_not_timed_again() -> None:
     assert drain_latency(seen(ending(), {"p": report(heard())}), ending(seconds=25)) is None
-
-
-@pytest.fixture
-def watcher() -> WatcherMetrics:
-    return WatcherMetrics([MemorySource("ec2"), MemorySource("kubernetes")])
-
-
-def families(metrics: Metrics | WatcherMetrics) -> list[Metric]:
-    return list(text_string_to_metric_families(metrics.exposition()[0].decode()))
 
 
 def test_every_metric_has_a_sample_a_help_and_a_conventional_name(metrics: Metrics, watcher: WatcherMetrics) -> None:
@@ -372,68 +228,6 @@ def test_the_histogram_of_a_job_is_the_one_that_prometheus_client_would_show() -
     histogram.forget(other)
     standard.remove(other.namespace, other.name)
     assert generate_latest(ours) == generate_latest(theirs)
-
-
-@pytest.fixture
-def labels(metrics: Metrics, watcher: WatcherMetrics) -> dict[str, set[str]]:
-    """The labels of each series of the operator and of the watcher, by its name."""
-    found: dict[str, set[str]] = {}
-    for family in [*families(metrics), *families(watcher)]:
-        for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
-    return found
-
-
-def panels_of(dashboard: Path) -> list[dict[str, Any]]:
-    return [panel for panel in json.loads(dashboard.read_text())["panels"] if panel["type"] != "row"]
-
-
-@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
-def test_a_dashboard_asks_for_metrics_and_labels_that_exist(dashboard: Path, labels: dict[str, set[str]]) -> None:
-    variables = json.loads(dashboard.read_text())["templating"]["list"]
-    queries = [each["query"]["query"] for each in variables if each["type"] == "query"]
-    targets = [target for panel in panels_of(dashboard) for target in panel["targets"]]
-    for text in [*queries, *(f"{target['expr']} {target['legendFormat']}" for target in targets)]:
-        names = re.findall(r"\b(?:spottrain|process)_\w+", text)
-        assert names, text
-        assert [name for name in names if name not in labels] == [], text
-        used = re.findall(r"(\w+)[=!]~?\"", text) + re.findall(r"{{(\w+)}}", text)
-        known = {label for name in names for label in labels[name]} | {"instance"}
-        assert [label for label in used if label not in known] == [], text
-
-
-def test_every_metric_about_jobs_is_to_be_seen(labels: dict[str, set[str]]) -> None:
-    asked = {name for path in DASHBOARDS for name in re.findall(r"\bspottrain_\w+", path.read_text())}
-    # For alerts alone.
-    asked |= {f"spottrain_job_{which}_timestamp_seconds" for which in ("deadline", "first_step", "last_step")}
-    ours = {name for name in labels if name.startswith("spottrain_")}
-    assert {stem(name) for name in ours} - {stem(name) for name in asked} == set()
-
-
-def stem(name: str) -> str:
-    """A metric's name without what a histogram adds."""
-    return re.sub(r"_(bucket|sum|count)$", "", name)
-
-
-@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
-def test_panels_have_units_and_descriptions_and_do_not_overlap(dashboard: Path) -> None:
-    cells: set[tuple[int, int]] = set()
-    for panel in panels_of(dashboard):
-        assert panel["description"].endswith("."), panel["title"]
-        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
-        place = panel["gridPos"]
-        own = {(place["x"] + dx, place["y"] + dy) for dx in range(place["w"]) for dy in range(place["h"])}
-        assert not own & cells, panel["title"]
-        assert max(x for x, _ in own) < 24, panel["title"]
-        cells |= own
-
-
-def test_money_is_shown_with_its_currency() -> None:
-    """A sum over currencies would mean nothing."""
-    targets = [t for path in DASHBOARDS for panel in panels_of(path) for t in panel["targets"]]
-    sums = [t["expr"] for t in targets if re.match(r"sum.*spottrain_job_cost_total", t["expr"])]
-    assert sums
-    assert all(expr.startswith("sum by (currency)") for expr in sums)
 
 
 def test_of_a_job_that_is_long_over_only_the_phase_is_left() -> None:

@@ -1,0 +1,76 @@
+"""The chart's dashboards fit the metrics, and can be read."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from measured_job import families, metrics_after_a_drain, watcher_metrics
+
+DASHBOARDS = sorted((Path(__file__).parents[2] / "charts" / "spottrain" / "dashboards").glob("*.json"))
+
+
+@pytest.fixture
+def labels() -> dict[str, set[str]]:
+    """The labels of each series of the operator and of the watcher, by its name."""
+    found: dict[str, set[str]] = {}
+    for family in [*families(metrics_after_a_drain()), *families(watcher_metrics())]:
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def panels_of(dashboard: Path) -> list[dict[str, Any]]:
+    return [panel for panel in json.loads(dashboard.read_text())["panels"] if panel["type"] != "row"]
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
+def test_a_dashboard_asks_for_metrics_and_labels_that_exist(dashboard: Path, labels: dict[str, set[str]]) -> None:
+    variables = json.loads(dashboard.read_text())["templating"]["list"]
+    queries = [each["query"]["query"] for each in variables if each["type"] == "query"]
+    targets = [target for panel in panels_of(dashboard) for target in panel["targets"]]
+    for text in [*queries, *(f"{target['expr']} {target['legendFormat']}" for target in targets)]:
+        names = re.findall(r"\b(?:spottrain|process)_\w+", text)
+        assert names, text
+        assert [name for name in names if name not in labels] == [], text
+        used = re.findall(r"(\w+)[=!]~?\"", text) + re.findall(r"{{(\w+)}}", text)
+        known = {label for name in names for label in labels[name]} | {"instance"}
+        assert [label for label in used if label not in known] == [], text
+
+
+def test_every_metric_about_jobs_is_to_be_seen(labels: dict[str, set[str]]) -> None:
+    asked = {name for path in DASHBOARDS for name in re.findall(r"\bspottrain_\w+", path.read_text())}
+    # For alerts alone.
+    asked |= {f"spottrain_job_{which}_timestamp_seconds" for which in ("deadline", "first_step", "last_step")}
+    ours = {name for name in labels if name.startswith("spottrain_")}
+    assert {stem(name) for name in ours} - {stem(name) for name in asked} == set()
+
+
+def stem(name: str) -> str:
+    """A metric's name without what a histogram adds."""
+    return re.sub(r"_(bucket|sum|count)$", "", name)
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda path: path.stem)
+def test_panels_have_units_and_descriptions_and_do_not_overlap(dashboard: Path) -> None:
+    cells: set[tuple[int, int]] = set()
+    for panel in panels_of(dashboard):
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        place = panel["gridPos"]
+        own = {(place["x"] + dx, place["y"] + dy) for dx in range(place["w"]) for dy in range(place["h"])}
+        assert not own & cells, panel["title"]
+        assert max(x for x, _ in own) < 24, panel["title"]
+        cells |= own
+
+
+def test_money_is_shown_with_its_currency() -> None:
+    """A sum over currencies would mean nothing."""
+    targets = [t for path in DASHBOARDS for panel in panels_of(path) for t in panel["targets"]]
+    sums = [t["expr"] for t in targets if re.match(r"sum.*spottrain_job_cost_total", t["expr"])]
+    assert sums
+    assert all(expr.startswith("sum by (currency)") for expr in sums)
