@@ -6,7 +6,7 @@ the control API as it is, in as many processes as the limit of open files makes 
 other:
 
 - rest: all jobs train. Requests that the API server has answered, by its own count, and the operator's processor time
-  and memory.
+  and memory. By default it is as long as the pause between two writes of a job's history.
 - notices: a tenth of the nodes, at random, get a notice at once. Seconds until each member of their jobs is assigned
   to drain.
 - restart: the operator is killed and started again. Seconds until it leads, and until it has decided on every job.
@@ -57,6 +57,8 @@ from spottrain_operator.cluster.observe import job_view
 from spottrain_operator.cluster.write_back import as_written
 from spottrain_operator.core.model import Observed
 from spottrain_operator.core.plan import plan
+from spottrain_operator.core.timing import RECORD_INTERVAL
+from spottrain_operator.process import RECORDS_PER_HISTORY
 
 SEED = 20261122
 NOTICE_SECONDS = 120.0
@@ -418,7 +420,9 @@ def main() -> int:
     parser.add_argument("--finished", type=int, default=0, help="finished jobs beside them")
     parser.add_argument("--hosts", type=int, default=0, help="processes of agents (0: by the limit of open files)")
     parser.add_argument("--settle", type=float, default=60.0, help="seconds between the start and the first part")
-    parser.add_argument("--seconds", type=float, default=300.0, help="length of the first part")
+    parser.add_argument(
+        "--seconds", type=float, default=RECORDS_PER_HISTORY * RECORD_INTERVAL, help="length of the first part"
+    )
     parser.add_argument("--parts", nargs="+", default=["rest", "notices", "restart"])
     parser.add_argument(
         "--plot", nargs="+", type=Path, metavar="JSON", help="compare these runs, and measure nothing"

@@ -51,7 +51,7 @@ class Run:
     interval: str = "3steps"
     checkpoint: dict[str, Any] = field(default_factory=dict)  # more of the spec's checkpoint, as YAML names it
     step_seconds: float = 0.0
-    upload_seconds: float = 0.0
+    upload_seconds: dict[int, float] = field(default_factory=dict)  # by step
     num_samples: int = 46
     width: int = 8
     kill_at: dict[int, int] = field(default_factory=dict)  # rank -> number of an operation on the store

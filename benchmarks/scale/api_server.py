@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 
 from spottrain_api.contract import API_VERSION, PLURAL
+from spottrain_api.history import HISTORY_PLURAL
 from spottrain_local.address import claim_network
 from spottrain_local.binaries import find_binaries
 from spottrain_local.controlplane import PORT_NAMES, ControlPlane, issue_credentials, wait_until_served
@@ -26,7 +27,7 @@ from spottrain_local.processes import ChildProcess
 NAMESPACE = "bench"
 JOBS_PATH = f"/apis/{API_VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
 # What operators ask for. The API server's own requests, and the driver's heartbeats of nodes, are left out.
-_COUNTED = {PLURAL, "pods", "nodes", "configmaps", "events", "tokenreviews", "leases"}
+_COUNTED = {PLURAL, HISTORY_PLURAL, "pods", "nodes", "secrets", "events", "tokenreviews", "leases"}
 _DRIVERS_OWN = {("PATCH", "nodes")}
 _SAMPLE = re.compile(r"^apiserver_request_total\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')

@@ -15,9 +15,8 @@ import pytest
 from forked_ranks import forked_ranks, rank_environments
 
 SCRIPT = Path(__file__).with_name("refused_script.py")
-# Strategies that one world of ranks tries in turn. `make test` tries one of each kind.
-SOME = ("auto", "fsdp", "deepspeed 2")
-OTHERS = ("ddp", "deepspeed 0", "deepspeed 1", "deepspeed 3")
+# One world of ranks tries them in turn.
+STRATEGIES = ("auto", "ddp", "fsdp", "deepspeed 0", "deepspeed 1", "deepspeed 2", "deepspeed 3")
 PREPARED = {
     "iterable": "dataset (Stream) can't be read by index",
     "data loader": "dataset is a DataLoader",
@@ -52,25 +51,12 @@ ADOPTED = {
 SECOND = "the session was given a second model"
 
 
-each_strategy = pytest.mark.parametrize(
-    ("ranks", "strategy"),
-    [
-        *(pytest.param(SOME, strategy, id=strategy) for strategy in SOME),
-        *(pytest.param(OTHERS, strategy, id=strategy, marks=pytest.mark.nightly) for strategy in OTHERS),
-    ],
-    indirect=["ranks"],
-)
-after_some = pytest.mark.parametrize("ranks", [SOME], indirect=True, ids=["after some"])
-
-
 @pytest.fixture(scope="module")
-def ranks(
-    request: pytest.FixtureRequest, fork: Any, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, str]]:
-    """What each rank was told, under each of the parameter's strategies."""
+def ranks(fork: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """What each rank was told, under each strategy."""
     result = tmp_path_factory.mktemp("refused") / "result"
     settings = [
-        {"environment": environment, "strategies": request.param, "result": str(result)}
+        {"environment": environment, "strategies": STRATEGIES, "result": str(result)}
         for environment in rank_environments(2)
     ]
     with forked_ranks(fork, SCRIPT, settings):
@@ -78,7 +64,7 @@ def ranks(
     return [json.loads(Path(f"{result}-{rank}").read_text()) for rank in range(2)]
 
 
-@each_strategy
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", PREPARED)
 def test_what_cannot_be_trained_is_refused_with_a_sentence(
     name: str, strategy: str, ranks: list[dict[str, str]]
@@ -88,7 +74,6 @@ def test_what_cannot_be_trained_is_refused_with_a_sentence(
     assert said[0] == said[1]
 
 
-@after_some
 @pytest.mark.parametrize("name", ADOPTED)
 def test_so_is_what_a_framework_has_made(name: str, ranks: list[dict[str, str]]) -> None:
     said = [rank[f"{name}, adopted"] for rank in ranks]
@@ -96,13 +81,11 @@ def test_so_is_what_a_framework_has_made(name: str, ranks: list[dict[str, str]])
     assert said[0] == said[1]
 
 
-@after_some
 def test_all_ranks_train_the_same_steps(ranks: list[dict[str, str]]) -> None:
     for rank in ranks:
         assert rank["other totals"].startswith("The total of training.steps is 4 on one rank and 5 on another. Pass")
 
 
-@after_some
 def test_a_session_trains_one_model_and_what_was_refused_counts_for_none(ranks: list[dict[str, str]]) -> None:
     for rank in ranks:
         assert rank["after all"] == "accepted"

@@ -241,7 +241,7 @@ def test_a_damaged_commit_is_passed_over_for_the_one_before(tmp_path: Path, fork
 
 
 def test_a_save_that_cannot_end_before_the_deadline_is_not_begun(tmp_path: Path, fork: Any) -> None:
-    run = Run(tmp_path, fork, interval="4steps", upload_seconds=1.0)
+    run = Run(tmp_path, fork, interval="4steps", upload_seconds={4: 1.0, 8: 60.0})
     # Only rank 1 hears of the notice, while the save of step 8 is under way, and only rank 0 knows what one takes.
     run.generate(2, {0: {6: "await"}, 1: {11: "notice 0.1"}})
 

@@ -57,13 +57,14 @@ def ask_to_drain(seconds: float = 30.0, *, is_preemption: bool = False) -> None:
     DrainRequest(reason="test", deadline=deadline, requested_at=now, is_preemption=is_preemption).write(path)
 
 
-def slow_down_uploads(seconds: float) -> None:
-    """A store that takes that long for a rank's data."""
+def slow_down_uploads(seconds_by_step: dict[int, float]) -> None:
+    """A store that takes that long for a rank's data of these steps."""
     upload = FileStorage.upload
 
     def slow_upload(self: FileStorage, key: str, data: Any) -> None:
-        if key.endswith(".data"):
-            time.sleep(seconds)
+        for step, seconds in seconds_by_step.items():
+            if key.endswith(".data") and f"-s{step:09d}-" in key:
+                time.sleep(seconds)
         upload(self, key, data)
 
     FileStorage.upload = slow_upload  # type: ignore[method-assign]
