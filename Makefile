@@ -62,8 +62,8 @@ test: $(STAMP) ## Check style, types and docs, then run all tests.
 	$(MAKE) --no-print-directory --jobs=3 --output-sync=line lint docs binaries prometheus
 	$(BIN)/python -m pytest --numprocesses=3 --no-loadscope-reorder -m 'not nightly' --cov
 
-test-nightly: $(STAMP) binaries ## Run the tests that take minutes each: a release's whole life, two releases, a restored etcd.
-	$(BIN)/python -m pytest -n0 -m nightly
+test-nightly: $(STAMP) binaries ## Run the tests that `make test` leaves out: long ones, and further variants.
+	$(BIN)/python -m pytest --numprocesses=3 --no-loadscope-reorder -m nightly
 
 test-containers: $(STAMP) binaries ## Run the tests of `local up --runtime podman`. They need root and podman, and fail without.
 	$(BIN)/python -m pytest -n0 --containers -m containers

@@ -229,7 +229,7 @@ class JobStore:
         return open_storage(self.uri, endpoint_url=self.endpoint_url)
 
 
-@pytest.fixture(params=["file", "s3", "gs"])
+@pytest.fixture(params=["file", "s3", pytest.param("gs", marks=pytest.mark.nightly)])
 def job_store(request: pytest.FixtureRequest, tmp_path: Path) -> JobStore:
     """One on each of the stores."""
     kind = request.param

@@ -73,6 +73,7 @@ def test_shards_lose_no_step_either(
     assert [message for message in told if f"node {taken} goes at" in message and f"notice from {source}" in message]
 
 
+@pytest.mark.nightly
 def test_nodes_with_several_ranks_lose_no_step_either(operator_cluster: Cluster, tmp_path: Path) -> None:
     """Nodes with two ranks each lose no step, in the example with hybrid shards.
 
@@ -93,6 +94,7 @@ def test_nodes_with_several_ranks_lose_no_step_either(operator_cluster: Cluster,
     assert (status.preemptions, status.failures, status.steps_redone) == (1, 0, 0)
 
 
+@pytest.mark.nightly
 def test_a_job_of_spot_nodes_alone_survives_the_loss_of_its_host(operator_cluster: Cluster, tmp_path: Path) -> None:
     """A job goes on after its host is lost, with notice and then without.
 

@@ -13,7 +13,7 @@ import pytest
 from e2e.rehearsal import Rehearsal, rehearsal
 from spottrain_local.cluster import Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly, pytest.mark.timeout(240)]
 
 
 def has_committed(run: Rehearsal, step: int) -> bool:

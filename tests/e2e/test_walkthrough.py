@@ -158,6 +158,7 @@ def _clean(shell: Shell) -> Iterator[None]:
 EXAMPLES = checkout_root() / "examples"
 
 
+@pytest.mark.nightly
 def test_on_demand_stands_in_for_spot_and_spot_returns(shell: Shell) -> None:
     shell.run("spottrain", "local", "kill", "spot-0")
     shell.apply(

@@ -84,7 +84,9 @@ def test_a_finished_run_trains_on_with_a_larger_total(loop: str, tmp_path: Path,
     assert read_audit(tmp_path / "audit").problems(6) == []
 
 
-@pytest.mark.parametrize("loop", ["transformers", "lightning", "accelerate"])
+@pytest.mark.parametrize(
+    "loop", ["transformers", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("lightning", "accelerate"))]
+)
 def test_a_framework_resumed_at_the_same_world_size_differs_in_no_bit(loop: str, tmp_path: Path, fork: Any) -> None:
     """A drained and resumed run has bit for bit the weights of a steady one.
 
@@ -197,7 +199,9 @@ def test_what_would_be_another_run_at_another_world_size_is_refused(
     assert sentence in outcome.failure.message
 
 
-@pytest.mark.parametrize("loop", INSTEAD)
+@pytest.mark.parametrize(
+    "loop", ["transformers", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("lightning", "accelerate"))]
+)
 def test_what_is_set_in_the_framework_instead_makes_no_other_commits(
     loop: str, own_loop: Run, tmp_path: Path, fork: Any
 ) -> None:

@@ -28,6 +28,7 @@ async def test_exit_ends_the_pod_with_code_0(pods: Pods, operator: FakeOperator)
     assert await asyncio.to_thread(pods.processes["a"].wait, 10) == 0
 
 
+@pytest.mark.nightly
 async def test_exit_ends_a_pod_whose_ranks_failed_with_code_1(pods: Pods, operator: FakeOperator) -> None:
     pods.start("a")
     await pods.warm()
@@ -60,6 +61,7 @@ async def test_a_script_that_raises_is_reported_with_its_last_line(pods: Pods, o
     assert "line 1, in <module>" in (failure.traceback or "")
 
 
+@pytest.mark.nightly
 async def test_a_worker_killed_by_a_signal_is_reported_as_killed(pods: Pods, operator: FakeOperator) -> None:
     pods.start("a")
     await pods.warm()
@@ -73,7 +75,10 @@ async def test_a_worker_killed_by_a_signal_is_reported_as_killed(pods: Pods, ope
 
 @pytest.mark.parametrize(
     ("torchrun_tells", "sentence"),
-    [(True, "The rank was killed by SIGKILL."), (False, "The rank ended without an exception: see in the script")],
+    [
+        pytest.param(True, "The rank was killed by SIGKILL.", marks=pytest.mark.nightly),
+        (False, "The rank ended without an exception: see in the script"),
+    ],
     ids=["torchrun tells", "nobody tells"],
 )
 async def test_a_killed_worker_is_the_cause_though_its_peer_tells_the_operator_first(

@@ -50,6 +50,7 @@ async def test_three_members_run_and_the_next_generation_starts_within_seconds(
     assert (pods.folder / "1").read_text().startswith("2 ")
 
 
+@pytest.mark.nightly
 async def test_nothing_of_a_generation_listens_on_other_addresses(pods: Pods, operator: FakeOperator) -> None:
     """gloo listens on loopback here, because addresses of pods are loopback's."""
     names = ["a", "b"]
@@ -217,6 +218,7 @@ async def test_when_a_member_vanishes_the_others_report_a_lost_peer_and_can_go_o
     print(f"generation 2 stepped {time.monotonic() - began:.2f} s after the kill")
 
 
+@pytest.mark.nightly
 async def test_a_zygote_that_dies_is_replaced(pods: Pods, operator: FakeOperator) -> None:
     pods.start("a")
     await pods.warm()
@@ -253,6 +255,7 @@ async def test_nothing_survives_an_agent_that_is_killed_alone(pods: Pods, operat
     await becomes_true(lambda: not any(is_alive(pid) for pid in left), seconds=5)
 
 
+@pytest.mark.nightly
 async def test_a_module_runs_as_python_m_would(pods: Pods, operator: FakeOperator) -> None:
     package = pods.folder / "trainer_package"
     package.mkdir()
@@ -291,6 +294,7 @@ async def test_a_notice_drains_while_the_operator_is_down(pods: Pods, operator: 
     assert operator.reports["a"].notices == (notice,)
 
 
+@pytest.mark.nightly
 async def test_a_recommendation_tells_the_ranks_of_a_risk_and_drains_nobody(
     pods: Pods, operator: FakeOperator, tmp_path: Path
 ) -> None:
@@ -318,7 +322,8 @@ async def test_a_recommendation_tells_the_ranks_of_a_risk_and_drains_nobody(
 
 
 @pytest.mark.parametrize(
-    ("nodes_grace", "grace"), [(None, 20), pytest.param(15, 15, marks=pytest.mark.nightly), (60, 20)]
+    ("nodes_grace", "grace"),
+    [pytest.param(None, 20, marks=pytest.mark.nightly), pytest.param(15, 15, marks=pytest.mark.nightly), (60, 20)],
 )
 async def test_sigterm_drains_by_the_shorter_grace_reports_and_leaves(
     pods: Pods, operator: FakeOperator, nodes_grace: float | None, grace: float
@@ -336,6 +341,7 @@ async def test_sigterm_drains_by_the_shorter_grace_reports_and_leaves(
     assert (pods.folder / "saved-0").read_text() == f"{grace}", "a script without the library is told, too"
 
 
+@pytest.mark.nightly
 async def test_what_is_known_of_the_nodes_shutdown_outlives_the_node_object(
     pods: Pods, operator: FakeOperator
 ) -> None:

@@ -53,6 +53,7 @@ def install(release: HelmRelease, *options: str) -> None:
     wait_for(lambda: release.kubectl.run("get", "tj,tjh").returncode == 0, "the CRDs are served")
 
 
+@pytest.mark.nightly
 def test_an_uninstalled_release_leaves_crds_and_jobs_to_the_next_one(release: HelmRelease) -> None:
     uid = release.kubectl.get("tj", "job")["metadata"]["uid"]
     release("uninstall", release.name)
@@ -93,6 +94,7 @@ def test_a_rollback_can_leave_the_newer_crds(release: HelmRelease) -> None:
     assert release.has_newer_crd()
 
 
+@pytest.mark.nightly
 def test_crds_can_come_without_a_release(release: HelmRelease) -> None:
     release("uninstall", release.name)
     release.kubectl("delete", "crd", *crd.definitions())

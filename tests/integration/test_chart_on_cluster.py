@@ -109,6 +109,7 @@ def test_the_notes_know_the_namespaces_pod_security(release: HelmRelease) -> Non
     assert "enforces Pod Security" not in planned(release)
 
 
+@pytest.mark.nightly
 def test_an_older_crd_is_noticed_and_mended_by_an_upgrade(release: HelmRelease) -> None:
     assert "is that of another version" not in planned(release, "crds.enabled=false")
     older: dict[str, Any] = copy.deepcopy(crd.custom_resource_definition())
@@ -135,6 +136,7 @@ def test_a_second_operator_is_refused(release: HelmRelease) -> None:
     assert "The release spottrain in the namespace spottrain-system runs an operator" in beside.stderr
 
 
+@pytest.mark.nightly
 def test_releases_with_namespaces_of_their_own_share_a_cluster(release: HelmRelease) -> None:
     names = "watchNamespaces.names={default}"
     second = replace(release, name="mine", namespace="team-a")

@@ -167,12 +167,12 @@ def stage(number: int, **settings: Any) -> DeepSpeedConfig:
     ("settings", "precision", "optimizer"),
     [
         pytest.param(stage(0), "fp32", "adamw", id="stage0", marks=pytest.mark.nightly),
-        pytest.param(stage(1), "bf16", "adamw", id="stage1-bf16"),
+        pytest.param(stage(1), "bf16", "adamw", id="stage1-bf16", marks=pytest.mark.nightly),
         pytest.param(
             stage(2, offload_optimizer=True), "fp32", "adamw", id="stage2-offload", marks=pytest.mark.nightly
         ),
         pytest.param(stage(3), "bf16", "adamw", id="stage3-bf16"),
-        pytest.param(stage(3), "fp32", "adafactor", id="stage3-adafactor"),
+        pytest.param(stage(3), "fp32", "adafactor", id="stage3-adafactor", marks=pytest.mark.nightly),
         pytest.param(
             stage(3, config=KEPT_BY_NODES), "fp32", "adamw", id="stage3-kept-by-nodes", marks=pytest.mark.nightly
         ),
@@ -198,7 +198,7 @@ def test_a_resume_at_the_same_world_size_changes_no_bit(
 @pytest.mark.parametrize(
     ("settings", "world_sizes"),
     [
-        pytest.param(stage(2), (6, 2), id="stage2"),
+        pytest.param(stage(2), (6, 2), id="stage2", marks=pytest.mark.nightly),
         pytest.param(stage(3, config=SMALL_SUB_GROUPS), (1, 6, 3, 5, 2, 4), id="stage3"),
     ],
 )
@@ -228,7 +228,7 @@ def test_a_checkpoint_is_loaded_and_exported_bit_for_bit_at_any_world_size(
     ("settings", "optimizer", "recomputed"),
     [
         pytest.param(stage(1), "adamw", False, id="stage1"),
-        pytest.param(stage(2), "sgd", True, id="stage2-sgd-recomputed"),
+        pytest.param(stage(2), "sgd", True, id="stage2-sgd-recomputed", marks=pytest.mark.nightly),
         pytest.param(
             stage(3, offload_parameters=True, offload_optimizer=True), "adamw", True, id="stage3-offload-recomputed"
         ),

@@ -89,6 +89,7 @@ def test_a_manifest_is_a_good_job_with_a_script_that_exists(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 17
 
 
+@pytest.mark.nightly
 def test_the_gpt_learns_and_resumes_with_another_number_of_ranks(fork: Any, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     args = [*SMALL_GPT, "--checkpoints", f"file://{checkpoints}"]
@@ -112,6 +113,7 @@ def test_the_digits_are_recognised(fork: Any, example: str, tmp_path: Path) -> N
     assert newest_step(checkpoints) == 150
 
 
+@pytest.mark.nightly
 def test_the_plain_script_saves_on_sigterm_and_resumes(tmp_path: Path) -> None:
     args = ["--folder", str(tmp_path), "--steps", "40"]
     with torchrun(2, "plain/train.py", *args, "--step-seconds", "0.2") as process:

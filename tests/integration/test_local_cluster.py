@@ -141,6 +141,7 @@ def test_two_clusters_side_by_side_until_the_state_of_one_is_removed(
     assert kubectl.ready_nodes() >= {"system-0", "spot-0"}
 
 
+@pytest.mark.nightly
 def test_state_survives_down_and_a_killed_supervisor_and_down_ends_one_that_hangs(tmp_path: Path) -> None:
     with throw_away_cluster(tmp_path / "durable", ONE_SPOT_NODE) as cluster:
         kubectl = Kubectl(kubeconfig=cluster.kubeconfig)

@@ -111,7 +111,9 @@ def test_the_loss_of_a_step_is_the_same_at_any_world_size(tmp_path: Path, fork: 
     assert losses[3] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("fsdp", "deepspeed"))]
+)
 def test_variables_of_the_script_go_on_at_another_world_size(strategy: str, tmp_path: Path, fork: Any) -> None:
     """Also after a loss without notice, which undoes them together with the model."""
     run = Run(tmp_path, fork, strategy=strategy)
@@ -125,7 +127,8 @@ def test_variables_of_the_script_go_on_at_another_world_size(strategy: str, tmp_
     assert run.seen() == [list(range(1, STEPS + 1))] * 3
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("deepspeed", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed"])
 def test_ten_resizes_use_every_sample_once_and_train_the_same(strategy: str, tmp_path: Path, fork: Any) -> None:
     """A run with ten resizes uses every sample once and trains as a steady one.
 
