@@ -101,6 +101,21 @@ def test_a_failing_container_is_restarted_with_back_off(pods: Pods) -> None:
     assert pods.logs("fails", "--previous") == "attempt\n"
 
 
+def test_the_log_of_the_last_run_is_shown_until_the_next_one_starts(pods: Pods, kubectl: Kubectl) -> None:
+    source = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "goes"}, "data": {"a": "b"}}
+    kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(source))
+    container = sh("echo attempt; exit 3", envFrom=[{"configMapRef": {"name": "goes"}}])
+    pods.create("waits", container, restartPolicy="OnFailure")
+    wait_for(lambda: pods.container("waits")["restartCount"] >= 1, "a restart")
+    kubectl("delete", "configmap", "-n", NAMESPACE, "goes")
+    wait_for(
+        lambda: pods.container("waits")["state"].get("waiting", {}).get("reason") == "CreateContainerConfigError",
+        "the next run waits",
+    )
+    assert pods.logs("waits", "--previous") == "attempt\n"
+    assert pods.logs("waits") == "attempt\n"
+
+
 @pytest.mark.parametrize(
     ("name", "container", "kind", "reason", "message"),
     [

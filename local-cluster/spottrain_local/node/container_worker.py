@@ -118,9 +118,9 @@ class ContainerWorker:
                 await self._back_off(ended, ran_seconds)
             if self._stopping.is_set():
                 return
-            self.record.restart_count += 1 if ended else 0
+            number = self.record.restart_count + (1 if ended else 0)
             started = time.monotonic()
-            ended = await self._run_once()
+            ended = await self._run_once(number)
             ran_seconds = time.monotonic() - started
 
     def running(self) -> ContainerRun:
@@ -163,8 +163,12 @@ class ContainerWorker:
             if self._stopping.is_set():
                 self._set(ended)
 
-    async def _run_once(self) -> Terminated | None:
-        run = await self._configured()
+    async def _run_once(self, number: int) -> Terminated | None:
+        """Run the container to its end; None if it is stopped before its start.
+
+        Until the start, the record is that of the run before, whose log is the newest.
+        """
+        run = await self._configured(number)
         async with self._starting:
             if run is None or self._stopping.is_set():
                 return None
@@ -177,10 +181,12 @@ class ContainerWorker:
                 ended = Terminated(
                     exit_code=128, reason="StartError", message=str(error), started_at=now, finished_at=now
                 )
+                self.record.restart_count = number
                 self._set(ended)
                 return ended
             self._ended.clear()
             self._run = run
+        self.record.restart_count = number
         self._set(Running(started_at=timestamp()))
         self._event("Normal", "Started", f"Started container {self.record.name}")
         ended = await self._until_end(self._container)
@@ -207,14 +213,14 @@ class ContainerWorker:
 
     # -- configuration ------------------------------------------------------------------------------------
 
-    async def _configured(self) -> ContainerRun | None:
-        """Wait until the container can be started; None if it is stopped before.
+    async def _configured(self, number: int) -> ContainerRun | None:
+        """Wait until run `number` can be started; None if it is stopped before.
 
         While it waits, the container's state has the reason.
         """
         while not self._stopping.is_set():
             try:
-                run = await self._container_run()
+                run = await self._container_run(number)
                 await self._context.runtime.prepare(run)
                 return run
             except ContainerConfigError as error:
@@ -239,8 +245,8 @@ class ContainerWorker:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
 
-    async def _container_run(self) -> ContainerRun:
-        context, spec, number = self._context, self._spec, self.record.restart_count
+    async def _container_run(self, number: int) -> ContainerRun:
+        context, spec = self._context, self._spec
         self._directory.mkdir(parents=True, exist_ok=True)
         termination = self._directory / "termination"
         termination.write_bytes(b"")
