@@ -1,6 +1,6 @@
 """How often an agent reports.
 
-It reports news at once and soon again after that, and everything else seldom.
+It reports news at once, and everything else seldom. It repeats a new state soon, but not a commit.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from spottrain_agent.report_rhythm import ReportRhythm
-from spottrain_api.contract import AgentPhase, AgentReport, NodeWatch, Progress, TrainerPhase, WatchState
+from spottrain_api.contract import AgentPhase, AgentReport, CommitRef, NodeWatch, Progress, TrainerPhase, WatchState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -51,6 +51,17 @@ def test_news_are_told_at_once_and_repeated_soon() -> None:
     assert rhythm.is_due(news, 100.0)
     rhythm.sent(news, 100.0, 30.0)
     assert next(now for now in range(101, 105) if rhythm.is_due(news, now)) == 101
+
+
+def test_a_commit_is_told_at_once_and_not_repeated() -> None:
+    rhythm = ReportRhythm()
+    times(30.0, 100, rhythm)
+    committed = at_step(99).model_copy(
+        update={"commit": CommitRef(generation=1, step=99, manifest="m", committed_at=NOW)}
+    )
+    assert rhythm.is_due(committed, 100.0)
+    rhythm.sent(committed, 100.0, 30.0)
+    assert next(now for now in range(101, 191) if rhythm.is_due(committed, now)) == 130
 
 
 def test_steps_that_no_longer_come_are_news() -> None:

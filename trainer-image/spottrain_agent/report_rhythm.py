@@ -1,6 +1,6 @@
 """When an agent reports.
 
-It reports news at once and soon again after that, and everything else seldom.
+It reports news at once, and everything else seldom. It repeats a new state soon, but not a commit.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ FIRST_PAUSE_SECONDS = 1.0
 class ReportRhythm:
     """The pauses between reports.
 
-    The pause is a second after news, then twice as long each time, up to what the operator allows. The reports after
-    the news show the operator that nothing has changed since.
+    The pause is a second after a new state, then twice as long each time, up to what the operator allows. The reports
+    after it show the operator that nothing has changed since.
     """
 
     def __init__(self) -> None:
         self._news: tuple[object, ...] | None = None
+        self._state: tuple[object, ...] | None = None
         self._pause = FIRST_PAUSE_SECONDS
         self._next_at = 0.0
 
@@ -31,11 +32,14 @@ class ReportRhythm:
 
         `longest` is the longest pause that the operator allows, in seconds.
         """
-        self._pause = FIRST_PAUSE_SECONDS if report.news != self._news else 2 * self._pause
+        if report.state != self._state:
+            self._pause = FIRST_PAUSE_SECONDS
+        elif report.news == self._news:
+            self._pause *= 2
         self._pause = min(self._pause, longest)
-        self._news = report.news
+        self._news, self._state = report.news, report.state
         self._next_at = now + self._pause
 
     def lose_contact(self) -> None:
         """All is news to the operator that answers next."""
-        self._news = None
+        self._news = self._state = None

@@ -211,11 +211,20 @@ class AgentReport(PeerMessage):
         All other fields, such as the step, can wait.
         """
         progress = self.progress
-        told = None if progress is None else progress.model_dump(include=_NEWS_OF_PROGRESS)
+        return (self.state, self.commit, progress.commit if progress is not None else None)
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """The news without the commits.
+
+        Commits go on for as long as the ranks train, and change nothing else.
+        """
+        progress = self.progress
+        told = None if progress is None else progress.model_dump(include=_STATE_OF_PROGRESS)
         return (
             *(self.generation, self.phase, self.warm, self.rendezvous_port, self.replica_port),
             *(self.relay_port, self.relay_token),
-            *(self.commit, self.failure, self.notices, self.stalled),
+            *(self.failure, self.notices, self.stalled),
             *(told, self.watch.state if self.watch is not None else None),
         )
 
@@ -234,7 +243,7 @@ class RelayReport(AgentReport):
 # Steps that take longer than this, and than several others, are news.
 STALLED_SECONDS = 5.0
 STALLED_STEPS = 5.0
-_NEWS_OF_PROGRESS = {
-    *("generation", "phase", "first_step_at", "commit", "checkpoint_failure", "drain_seen_at"),
+_STATE_OF_PROGRESS = {
+    *("generation", "phase", "first_step_at", "checkpoint_failure", "drain_seen_at"),
     *("skipped_steps", "rollbacks", "message", "strategy"),
 }
