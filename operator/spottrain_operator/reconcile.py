@@ -24,6 +24,7 @@ from spottrain_api.contract import (
     ConditionReason,
     ConditionType,
     EventReason,
+    Relay,
     shutdown_grace_seconds,
 )
 from spottrain_api.logs import about
@@ -56,7 +57,7 @@ from spottrain_operator.cluster.pods import template_hash
 from spottrain_operator.cluster.write_back import as_written, with_condition
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.controller import PassResult, Published
-from spottrain_operator.core.assignments import assignments_for, relay_for
+from spottrain_operator.core.assignments import assignments_for, relays_for
 from spottrain_operator.core.model import (
     Action,
     AnnotatePod,
@@ -172,17 +173,8 @@ class Reconciler:
 
     def _assignments(self, job: JobView, observed: Observed) -> dict[str, Assignment]:
         told = assignments_for(job, [pod.uid for pod in observed.pods], self._key)
-        return {pod.uid: self._placed(told[pod.uid], job, pod, observed) for pod in observed.pods}
-
-    def _placed(self, told: Assignment, job: JobView, pod: PodView, observed: Observed) -> Assignment:
-        """The assignment with what the operator sees of the pod's node and of the relay."""
-        node = observed.nodes.get(pod.node or "")
-        seen = {
-            "shutdown_grace_seconds": shutdown_grace_seconds(node.labels) if node is not None else None,
-            "watcher": node.watcher if node is not None else "",
-            "relay": relay_for(job, pod.uid, observed.reports),
-        }
-        return told.model_copy(update=seen)
+        relays = relays_for(job, observed.reports)
+        return {pod.uid: _placed(told[pod.uid], pod, observed, relays.get(pod.uid)) for pod in observed.pods}
 
     async def _pods(self, key: JobKey, job: Manifest) -> list[Manifest]:
         uid = job["metadata"]["uid"]
@@ -342,3 +334,14 @@ class Reconciler:
 
 def _is_owned_by_name(meta: Manifest, job: str) -> bool:
     return any(owner["kind"] == KIND and owner["name"] == job for owner in meta.get("ownerReferences", ()))
+
+
+def _placed(told: Assignment, pod: PodView, observed: Observed, relay: Relay | None) -> Assignment:
+    """The assignment with its relay and with what its pod's node shows."""
+    node = observed.nodes.get(pod.node or "")
+    seen = {
+        "shutdown_grace_seconds": shutdown_grace_seconds(node.labels) if node is not None else None,
+        "watcher": node.watcher if node is not None else "",
+        "relay": relay,
+    }
+    return told.model_copy(update=seen)

@@ -15,7 +15,7 @@ from scene import training_job
 from spottrain_api.contract import AgentPhase, AgentReport, Assignment, Relay, RelayAssignment, RelayReport
 from spottrain_operator.cluster.client import PodIdentity
 from spottrain_operator.control_api.agents import DEAD_BEFORE_CLOSED_SECONDS
-from spottrain_operator.core.assignments import assignment_for, relay_for
+from spottrain_operator.core.assignments import assignment_for, relays_for
 from spottrain_operator.core.timing import WITHOUT_RELAY
 
 PEER = replace(POD, pod="gpt-2", uid="uid-2")
@@ -125,14 +125,12 @@ def test_peers_are_told_the_relay_of_node_rank_0() -> None:
     generation = job.status.generation
     assert generation is not None
     first, *others = generation.members
-    for member in others:
-        assert relay_for(job, member.pod_uid, reports) == Relay(address=f"{first.address}:7", token="t")
-    assert relay_for(job, first.pod_uid, reports) is None, "it is the relay itself"
-    assert relay_for(job, "somebody else", reports) is None
+    relay = Relay(address=f"{first.address}:7", token="t")
+    assert relays_for(job, reports) == {member.pod_uid: relay for member in others}, "the first is the relay itself"
     without = {uid: view for uid, view in reports.items() if uid != first.pod_uid}
-    assert relay_for(job, others[0].pod_uid, without) is None, "an operator that has just started"
+    assert relays_for(job, without) == {}, "an operator that has just started"
     older = training_job().observed
-    assert relay_for(older.job, others[0].pod_uid, older.reports) is None, "an older agent"
+    assert relays_for(older.job, older.reports) == {}, "an older agent"
     assert assignment_for(job, others[0].pod_uid).relay is None
 
 

@@ -69,21 +69,20 @@ def _assignment(generation: GenerationStatus, told: GenerationAssignment) -> Ass
     )
 
 
-def relay_for(job: JobView, pod_uid: str, reports: Mapping[str, ReportView]) -> Relay | None:
-    """The relay of a pod: the agent of node rank 0 of its generation.
+def relays_for(job: JobView, reports: Mapping[str, ReportView]) -> dict[str, Relay]:
+    """The relay of each member of the newest generation that has one, by uid.
 
-    None for node rank 0 itself, for a pod that isn't a member, and if rank 0 can't relay or has not reported yet.
+    It is the agent of node rank 0, for all others. None has one if rank 0 can't relay or has not reported yet.
     """
     generation = job.status.generation
     if generation is None or not generation.members:
-        return None
-    first, *others = sorted(generation.members, key=lambda member: member.node_rank)
+        return {}
+    first = min(generation.members, key=lambda member: member.node_rank)
     view = reports.get(first.pod_uid)
     if view is None or view.report.relay_port is None or view.report.relay_token is None:
-        return None
-    if pod_uid not in {member.pod_uid for member in others}:
-        return None
-    return Relay(address=address_of(first.address, view.report.relay_port), token=view.report.relay_token)
+        return {}
+    relay = Relay(address=address_of(first.address, view.report.relay_port), token=view.report.relay_token)
+    return {member.pod_uid: relay for member in generation.members if member is not first}
 
 
 def _drain_request(generation: GenerationStatus) -> DrainRequest:
