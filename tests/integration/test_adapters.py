@@ -38,6 +38,17 @@ def run_of(loop: str, folder: Path, fork: Any, **more: Any) -> Run:
     return Run(folder, fork, script=SCRIPT, strategy="auto", global_batch=10, settings={"loop": loop}, **more)
 
 
+INSTEAD = {
+    "transformers": "activationCheckpointing (gradient_checkpointing in TrainingArguments)",
+    "lightning": "activationCheckpointing (torch.utils.checkpoint in the module)",
+    "accelerate": "activationCheckpointing (torch.utils.checkpoint in the model)",
+}
+each_framework = pytest.mark.parametrize(
+    "loop",
+    [pytest.param(loop, marks=() if loop == "transformers" else pytest.mark.nightly) for loop in INSTEAD],
+)
+
+
 @pytest.fixture(scope="module")
 def own_loop(tmp_path_factory: pytest.TempPathFactory, fork: Any) -> Run:
     """What spottrain's own loop trains, without interruption."""
@@ -84,9 +95,7 @@ def test_a_finished_run_trains_on_with_a_larger_total(loop: str, tmp_path: Path,
     assert read_audit(tmp_path / "audit").problems(6) == []
 
 
-@pytest.mark.parametrize(
-    "loop", ["transformers", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("lightning", "accelerate"))]
-)
+@each_framework
 def test_a_framework_resumed_at_the_same_world_size_differs_in_no_bit(loop: str, tmp_path: Path, fork: Any) -> None:
     """A drained and resumed run has bit for bit the weights of a steady one.
 
@@ -155,13 +164,6 @@ def test_the_adapters_of_a_peft_model_are_exported_as_peft_saves_them(tmp_path: 
         assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
-INSTEAD = {
-    "transformers": "activationCheckpointing (gradient_checkpointing in TrainingArguments)",
-    "lightning": "activationCheckpointing (torch.utils.checkpoint in the module)",
-    "accelerate": "activationCheckpointing (torch.utils.checkpoint in the model)",
-}
-
-
 @pytest.mark.parametrize("loop", INSTEAD)
 def test_what_a_framework_decides_itself_is_refused_in_the_job(loop: str, tmp_path: Path, fork: Any) -> None:
     run = run_of(loop, tmp_path, fork, activation_checkpointing=True)
@@ -199,9 +201,7 @@ def test_what_would_be_another_run_at_another_world_size_is_refused(
     assert sentence in outcome.failure.message
 
 
-@pytest.mark.parametrize(
-    "loop", ["transformers", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("lightning", "accelerate"))]
-)
+@each_framework
 def test_what_is_set_in_the_framework_instead_makes_no_other_commits(
     loop: str, own_loop: Run, tmp_path: Path, fork: Any
 ) -> None:

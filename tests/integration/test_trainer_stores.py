@@ -272,8 +272,7 @@ def test_a_store_that_says_nothing_is_reported_long_before_it_fails(run: Run, pr
     assert run.progress().checkpoint_failure is None
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("damaged", [0, 1], ids=["the-first", "another"])
+@pytest.mark.parametrize("damaged", [pytest.param(0, marks=pytest.mark.nightly), 1], ids=["the-first", "another"])
 def test_ranks_that_read_a_commit_and_meet_different_errors_do_the_same(run: Run, damaged: int) -> None:
     """Both ranks resume from an earlier commit.
 

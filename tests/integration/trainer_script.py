@@ -21,6 +21,7 @@ from torch import nn  # noqa: E402
 import spottrain  # noqa: E402
 from kill_point import KillPoint  # noqa: E402
 from spottrain.checkpoint import open_storage, read_head  # noqa: E402
+from spottrain.checkpoint.format.attempt import Attempt  # noqa: E402
 from spottrain.checkpoint.saving.writer import start_writer  # noqa: E402
 from spottrain.checkpoint.stores.file_storage import FileStorage  # noqa: E402
 from spottrain_api.contract import DrainRequest  # noqa: E402
@@ -62,9 +63,9 @@ def slow_down_uploads(seconds_by_step: dict[int, float]) -> None:
     upload = FileStorage.upload
 
     def slow_upload(self: FileStorage, key: str, data: Any) -> None:
-        for step, seconds in seconds_by_step.items():
-            if key.endswith(".data") and f"-s{step:09d}-" in key:
-                time.sleep(seconds)
+        attempt = Attempt.of_key(key)
+        if attempt is not None and key.endswith(".data"):
+            time.sleep(seconds_by_step.get(attempt.step, 0.0))
         upload(self, key, data)
 
     FileStorage.upload = slow_upload  # type: ignore[method-assign]

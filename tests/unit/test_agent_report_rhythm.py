@@ -1,6 +1,6 @@
 """How often an agent reports.
 
-It reports news at once, and everything else seldom. It repeats a new state soon, but not a commit.
+It reports news at once, and everything else seldom. It repeats news soon, except a commit.
 """
 
 from __future__ import annotations

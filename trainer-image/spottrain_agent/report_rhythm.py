@@ -1,6 +1,6 @@
 """When an agent reports.
 
-It reports news at once, and everything else seldom. It repeats a new state soon, but not a commit.
+It reports news at once, and everything else seldom. It repeats news soon, except a commit.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ FIRST_PAUSE_SECONDS = 1.0
 class ReportRhythm:
     """The pauses between reports.
 
-    The pause is a second after a new state, then twice as long each time, up to what the operator allows. The reports
-    after it show the operator that nothing has changed since.
+    The pause is a second after news, then twice as long each time, up to what the operator allows. The reports after
+    the news show the operator that nothing has changed since. A commit leaves the pause as it is.
     """
 
     def __init__(self) -> None:
         self._news: tuple[object, ...] | None = None
-        self._state: tuple[object, ...] | None = None
+        self._news_but_commits: tuple[object, ...] | None = None
         self._pause = FIRST_PAUSE_SECONDS
         self._next_at = 0.0
 
@@ -32,14 +32,15 @@ class ReportRhythm:
 
         `longest` is the longest pause that the operator allows, in seconds.
         """
-        if report.state != self._state:
+        news, news_but_commits = report.news, report.news_but_commits
+        if news_but_commits != self._news_but_commits:
             self._pause = FIRST_PAUSE_SECONDS
-        elif report.news == self._news:
+        elif news == self._news:
             self._pause *= 2
         self._pause = min(self._pause, longest)
-        self._news, self._state = report.news, report.state
+        self._news, self._news_but_commits = news, news_but_commits
         self._next_at = now + self._pause
 
     def lose_contact(self) -> None:
         """All is news to the operator that answers next."""
-        self._news = self._state = None
+        self._news = self._news_but_commits = None

@@ -211,16 +211,16 @@ class AgentReport(PeerMessage):
         All other fields, such as the step, can wait.
         """
         progress = self.progress
-        return (self.state, self.commit, progress.commit if progress is not None else None)
+        return (self.news_but_commits, self.commit, progress.commit if progress is not None else None)
 
     @property
-    def state(self) -> tuple[object, ...]:
-        """The news without the commits.
+    def news_but_commits(self) -> tuple[object, ...]:
+        """The news other than commits.
 
         Commits go on for as long as the ranks train, and change nothing else.
         """
         progress = self.progress
-        told = None if progress is None else progress.model_dump(include=_STATE_OF_PROGRESS)
+        told = None if progress is None else progress.model_dump(include=_NEWS_OF_PROGRESS)
         return (
             *(self.generation, self.phase, self.warm, self.rendezvous_port, self.replica_port),
             *(self.relay_port, self.relay_token),
@@ -243,7 +243,7 @@ class RelayReport(AgentReport):
 # Steps that take longer than this, and than several others, are news.
 STALLED_SECONDS = 5.0
 STALLED_STEPS = 5.0
-_STATE_OF_PROGRESS = {
+_NEWS_OF_PROGRESS = {
     *("generation", "phase", "first_step_at", "checkpoint_failure", "drain_seen_at"),
     *("skipped_steps", "rollbacks", "message", "strategy"),
 }
