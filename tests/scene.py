@@ -169,12 +169,16 @@ class Scene:
         node = replace(self.observed.nodes[f"n{sequence}"], **changes)
         return replace(self, observed=replace(self.observed, nodes={**self.observed.nodes, node.name: node}))
 
-    def says(self, sequence: int, *, age: float = 0.0, **changes: Any) -> Scene:
-        """The newest report of a pod's agent, changed in some fields, as old as `age`."""
+    def says(self, sequence: int, *, age: float = 0.0, latency: float = 0.0, **changes: Any) -> Scene:
+        """The newest report of a pod's agent, changed in some fields.
+
+        It came `age` seconds ago, and was on its way for `latency` seconds longer than others.
+        """
         uid = f"u{sequence}"
         known = self.observed.reports.get(uid)
         base = known.report if known is not None else report(sequence, 0, AgentPhase.IDLE)
-        view = ReportView(report=base.model_copy(update=changes), received_at=self.now - timedelta(seconds=age))
+        received_at = self.now - timedelta(seconds=age)
+        view = ReportView(report=base.model_copy(update=changes), received_at=received_at, latency=latency)
         return replace(self, observed=replace(self.observed, reports={**self.observed.reports, uid: view}))
 
     def all_say(self, **changes: Any) -> Scene:

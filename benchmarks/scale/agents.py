@@ -76,8 +76,23 @@ def be_patient() -> None:
     contact.LOOK_SECONDS = 5.0
 
 
+class Rendezvous:
+    """Lets the members of a generation make their first step together, as ranks do."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[SimulatedAgent]] = {}
+
+    def join(self, agent: SimulatedAgent, assignment: GenerationAssignment) -> None:
+        """Wait for the other members. The last one to come begins the steps of all."""
+        waiting = self._waiting.setdefault(assignment.rendezvous_id, [])
+        waiting.append(agent)
+        if len(waiting) == assignment.num_nodes:
+            for each in self._waiting.pop(assignment.rendezvous_id):
+                each.begin_steps(assignment.number)
+
+
 class SimulatedAgent:
-    """The agent of one pod.
+    """The agent of one pod. All agents of a job are in one process.
 
     `drained_at` is the time at which it was assigned to drain, or no longer to run. `address` is the folder with the
     operator's address. A subclass may train differently: `start_ranks`, `drain_ranks`, `step`, `commit`, `progress`.
@@ -86,6 +101,7 @@ class SimulatedAgent:
 
     start_seconds = START_SECONDS
     drain_seconds = DRAIN_SECONDS
+    rendezvous = Rendezvous()
 
     def __init__(self, session: aiohttp.ClientSession, address: Path, folder: Path, pod: RunningPod) -> None:
         self.pod, self.uid, self.node, self.token = pod.name, pod.uid, pod.node, pod.token
@@ -184,9 +200,14 @@ class SimulatedAgent:
 
     def start_ranks(self, assignment: GenerationAssignment) -> None:
         self.dispatch(RanksStarted(generation=assignment.number))
-        self._first_step_at = datetime.now(UTC)
-        self._contact.report_soon()
-        self.changed()
+        self.rendezvous.join(self, assignment)
+
+    def begin_steps(self, number: int) -> None:
+        """All members of generation `number` have started."""
+        if self.state.generation == number and self.state.is_active:
+            self._first_step_at = datetime.now(UTC)
+            self._contact.report_soon()
+            self.changed()
 
     def drain_ranks(self, number: int) -> None:
         self.dispatch(DrainSeen(generation=number))

@@ -57,12 +57,34 @@ def test_a_member_that_ends_stops_the_generation(change: Change, reason: str, me
     assert transition.message == message
 
 
-@pytest.mark.parametrize(("seconds", "state"), [(29, ACTIVE), (31, STOPPING)])
-def test_an_agent_has_thirty_seconds_to_take_its_assignment(seconds: float, state: GenerationState) -> None:
+@pytest.mark.parametrize(("seconds", "state"), [(119, ACTIVE), (121, STOPPING)])
+def test_an_agent_has_two_minutes_to_take_its_assignment(seconds: float, state: GenerationState) -> None:
     scene = starting_job().says(4, generation=0, phase=AgentPhase.IDLE)
     generation = scene.later(seconds - 1).plan().status.generation
     assert generation is not None
     assert generation.state is state
+
+
+@pytest.mark.parametrize("phase", [AgentPhase.IDLE, AgentPhase.STARTING])
+@pytest.mark.parametrize(("latency", "state"), [(0.0, STOPPING), (95.0, ACTIVE)])
+def test_a_report_that_was_long_on_its_way_is_no_restart(
+    phase: AgentPhase, latency: float, state: GenerationState
+) -> None:
+    """It was made before the generation's first step, and taken after it."""
+    number = 1 if phase is AgentPhase.STARTING else 0
+    scene = training_job().says(4, latency=latency, generation=number, phase=phase, progress=None)
+    generation = scene.plan().status.generation
+    assert generation is not None
+    assert generation.state is state
+
+
+def test_why_a_generation_failed_stays_known_when_all_its_members_have_stopped() -> None:
+    scene = training_job().says(4, phase=AgentPhase.STARTING, progress=None).decided()
+    stopping = scene.observed.job.status.generation
+    assert stopping is not None
+    assert stopping.message == "the agent of pod job-4 restarted"
+    status = scene.all_say(phase=AgentPhase.STOPPED).later(6).plan().status
+    assert [each.message for each in status.transitions] == ["the agent of pod job-4 restarted"]
 
 
 def test_a_member_that_does_not_stop_is_not_waited_for() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import aiohttp
@@ -25,6 +25,8 @@ from spottrain_api.contract import (
     Notice,
     Progress,
 )
+from spottrain_operator.cluster.client import PodIdentity
+from spottrain_operator.control_api.agents import ReportBox
 from spottrain_operator.control_api.report_bounds import parse_report
 from spottrain_operator.core.model import ReportView
 
@@ -122,6 +124,22 @@ async def test_a_bad_report_gets_a_sentence_and_nothing_is_lost(
     assert answer.status == status
     assert sentence in await answer.text()
     assert setup.reports.of(frozenset({POD.uid, "uid-2"})) == {POD.uid: ReportView(report=good, received_at=NOW)}
+
+
+@pytest.mark.parametrize("hours_off", [-1, 0, 1])
+def test_a_report_is_as_late_as_it_is_later_than_the_fastest_one(hours_off: int) -> None:
+    """Whatever the agent's clock shows."""
+    reports = ReportBox(lambda _job, urgent: None)
+    sender = PodIdentity(namespace="team", pod=POD.pod, uid=POD.uid)
+    latencies = []
+    for number, seconds in enumerate((2.0, 0.5, 5.5, 0.5)):
+        made = NOW + timedelta(seconds=10 * number)
+        late = report(number=number, sent_at=made + timedelta(hours=hours_off))
+        assert reports.put(sender, late, received_at=made + timedelta(seconds=seconds))
+        view = reports.of(frozenset({POD.uid}))[POD.uid]
+        latencies.append(view.latency)
+        assert view.made_at == view.received_at - timedelta(seconds=view.latency)
+    assert latencies == [0.0, 0.0, 5.0, 0.0]
 
 
 def test_an_exceptions_text_is_cut_so_that_its_report_is_taken() -> None:

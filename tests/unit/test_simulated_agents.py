@@ -65,10 +65,21 @@ async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
         yield Hosted(setup, hosts, agents)
 
 
+def run_in(process: int, rank: int) -> Assignment:
+    """RUN for a member of a generation with two, whose agents are in one process."""
+    told = running(1, rank)
+    assert told.generation is not None
+    generation = told.generation.model_copy(update={"num_nodes": 2, "rendezvous_id": f"process-{process}"})
+    return told.model_copy(update={"generation": generation})
+
+
 async def test_a_run_with_a_notice(hosted: Hosted) -> None:
-    hosted.publish([running(1, rank) for rank in range(4)])
+    hosted.publish([run_in(0, 0), WAIT, run_in(1, 0), WAIT])
+    await hosted.until(lambda: [agent.status.phase for agent in hosted.agents].count(AgentPhase.RUNNING) == 2)
+    assert not any(agent.status.trains for agent in hosted.agents), "the first step takes all members"
+    hosted.publish([run_in(process, rank) for process in range(2) for rank in range(2)])
     await hosted.until(lambda: all(agent.status.trains for agent in hosted.agents))
-    assert [agent.status.node_rank for agent in hosted.agents] == [0, 1, 2, 3]
+    assert [agent.status.node_rank for agent in hosted.agents] == [0, 1, 0, 1]
     assert {agent.status.phase for agent in hosted.agents} == {AgentPhase.RUNNING}
     for agent in hosted.agents:
         agent.forget_drain()

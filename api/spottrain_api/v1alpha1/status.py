@@ -117,6 +117,10 @@ class GenerationStatus(StatusResource):
             "condition Failed."
         ),
     ] = None
+    message: Annotated[
+        str | None,
+        Field(description="What failed, in a sentence, if the reason is Failure."),
+    ] = None
     requested_at: Annotated[
         datetime | None, Field(description="Time at which the drain or the stop was asked for.")
     ] = None

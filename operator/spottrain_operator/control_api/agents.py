@@ -147,6 +147,7 @@ class ReportBox:
         self._known: set[str] = set()
         self._reports: dict[str, ReportView] = {}
         self._refused: dict[str, str] = {}
+        self._least_delays: dict[str, float] = {}  # of each pod's reports, in seconds, with what its clock is off
         self._num_polls: Counter[str] = Counter()
         self._heard_at: dict[str, datetime] = {}
         self._relays: dict[str, str] = {}  # uid of the relay of each pod that holds its poll at one
@@ -161,6 +162,7 @@ class ReportBox:
         for uid in gone:
             self._reports.pop(uid, None)
             self._refused.pop(uid, None)
+            self._least_delays.pop(uid, None)
             self._heard_at.pop(uid, None)
             self._coming.pop(uid, None)
             self._comes_itself(uid)
@@ -276,12 +278,21 @@ class ReportBox:
         previous = self._reports.get(sender.uid)
         if is_overtaken(previous, received_at) or (previous and report.is_older_than(previous.report)):
             return False
-        self._reports[sender.uid] = ReportView(report=kept(report), received_at=received_at)
+        latency = self._latency(sender.uid, received_at.timestamp() - report.sent_at.timestamp())
+        self._reports[sender.uid] = ReportView(report=kept(report), received_at=received_at, latency=latency)
         was_refused = self._refused.pop(sender.uid, None) is not None
         if previous is None or was_refused or previous.report.news != report.news:
             urgent = previous is not None and brings_trouble(previous.report, report)
             self._wake(job_of_pod(sender), urgent=urgent)
         return True
+
+    def _latency(self, uid: str, delay: float) -> float:
+        """How much longer a report took than the fastest one of the same pod.
+
+        What the pod's clock is off cancels out.
+        """
+        least = self._least_delays[uid] = min(delay, self._least_delays.get(uid, delay))
+        return delay - least
 
     def refuse(self, sender: PodIdentity, problem: str) -> None:
         """Note that the pod's newest report was refused, and why the first one was."""

@@ -140,7 +140,8 @@ def _of_stop(situation: Situation, draft: Draft, generation: GenerationStatus) -
         return generation.reason or "", ""
     if meets_an_earlier_job(situation, draft, generation):
         return Cause.EARLIER_JOB.value, EARLIER_JOB
-    return generation.reason, one_line(failure_message(members_of(situation, generation)), most=_FIRST_WORDS)
+    failed = failure_message(generation, members_of(situation, generation))
+    return generation.reason, one_line(failed, most=_FIRST_WORDS)
 
 
 def _after_failure(status: TrainingJobStatus) -> str:

@@ -39,7 +39,7 @@ def request_end(
         return draft
     active = generation.state is GenerationState.ACTIVE
     stop = at_once or (active and not _may_have_trained(generation, members))
-    changes = _escalation(situation, generation, cause, stop=stop, deadline=deadline)
+    changes = _escalation(situation, generation, cause, message, stop=stop, deadline=deadline)
     if not changes:
         return draft
     draft = draft.update_generation(**changes)
@@ -52,12 +52,18 @@ def request_end(
 
 
 def _escalation(
-    situation: Situation, generation: GenerationStatus, cause: Cause, *, stop: bool, deadline: datetime | None
+    situation: Situation,
+    generation: GenerationStatus,
+    cause: Cause,
+    message: str,
+    *,
+    stop: bool,
+    deadline: datetime | None,
 ) -> dict[str, object]:
     """The fields of the generation that change."""
     changes: dict[str, object] = {}
     if generation.state is GenerationState.ACTIVE or outranks(cause, generation.reason):
-        changes["reason"] = cause.value
+        changes |= {"reason": cause.value, "message": message if cause is Cause.FAILURE else None}
     if generation.state is GenerationState.ACTIVE:
         changes["requested_at"] = situation.now
     if stop:

@@ -66,7 +66,7 @@ def heed_failures(situation: Situation, draft: Draft) -> Draft:
         draft = draft.update(failures=draft.status.failures + 1)
         return finish(situation, draft, Phase.FAILED, fatal.reason, fatal.message)
     cause = Cause.NODE_LOST if guilty else Cause.FAILURE
-    message = guilty[0].message if guilty and guilty[0].message else failure_message(members)
+    message = guilty[0].message if guilty and guilty[0].message else failure_message(generation, members)
     return request_end(situation, draft, members, cause, message, at_once=True)
 
 
@@ -82,10 +82,11 @@ def missing_program(situation: Situation, draft: Draft) -> str:
     return next((f.message for f in failures if f is not None and f.reason is FailureReason.ENTRYPOINT_NOT_FOUND), "")
 
 
-def failure_message(members: tuple[MemberFacts, ...]) -> str:
+def failure_message(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> str:
     """The sentence that says most about why a generation failed.
 
-    It starts with the pod and rank that it is about. A member that left early explains that the others lost it.
+    It starts with the pod and rank that it is about. A member that left early explains that the others lost it. If
+    nothing is left of the cause, as of an agent that has restarted and stopped since, it is the first sentence.
     """
     if left := _leaving(members):
         return f"{left}; its peers lost it. {ALL_RANKS}"
@@ -93,7 +94,7 @@ def failure_message(members: tuple[MemberFacts, ...]) -> str:
     if failure is None or failure.reason in _OF_OTHERS:  # a pod that ended, or an agent that restarted
         said = next((m.message for m in members if m.message), "")
         if said or failure is None:
-            return said or "ranks failed without a reason; see the pods' logs"
+            return said or generation.message or "ranks failed without a reason; see the pods' logs"
     rank = f", rank {failure.rank}" if failure.rank is not None else ""
     message = failure.message
     if failure.reason is FailureReason.LOST_PEER and failure.fence is None and all(map(_has_ended, members)):

@@ -202,10 +202,10 @@ def killed(pod: PodView) -> bool:
 
 
 def _alive(situation: Situation, generation: GenerationStatus, facts: PodFacts) -> tuple[MemberState, str]:
-    report, received_at, pod = facts.report, facts.received_at, facts.pod
-    if report is None or received_at is None:
+    report, made_at, pod = facts.report, facts.made_at, facts.pod
+    if report is None or made_at is None:
         return MemberState.AWAITED, ""
-    since_first_step = _between(generation.first_step_at, received_at)
+    since_first_step = _between(generation.first_step_at, made_at)
     if report.generation == generation.number and report.phase in BUSY:
         if since_first_step > RESTARTED and report.phase is AgentPhase.STARTING:
             return MemberState.BROKEN, f"the agent of pod {pod.name} restarted"
@@ -213,19 +213,19 @@ def _alive(situation: Situation, generation: GenerationStatus, facts: PodFacts) 
     if since_first_step > IN_FLIGHT:
         return MemberState.BROKEN, f"the agent of pod {pod.name} restarted"
     if generation.state is not GenerationState.ACTIVE:
-        released = _between(generation.requested_at, received_at) > IN_FLIGHT and report.phase not in BUSY
+        released = _between(generation.requested_at, made_at) > IN_FLIGHT and report.phase not in BUSY
         return (MemberState.RELEASED if released else MemberState.AWAITED), ""
-    if _between(generation.started_at, received_at) > TAKE_UP:
+    if _between(generation.started_at, made_at) > TAKE_UP:
         return MemberState.BROKEN, f"the agent of pod {pod.name} doesn't take its assignment"
     return MemberState.AWAITED, ""
 
 
-def _between(moment: datetime | None, received_at: datetime) -> float:
-    """Seconds from `moment` until a report arrived.
+def _between(moment: datetime | None, until: datetime) -> float:
+    """Seconds from `moment` to `until`, such as when a report was made.
 
-    Negative if the report arrived before it.
+    Negative if `moment` is later, or never was.
     """
-    return -1.0 if moment is None else seconds_between(moment, received_at)
+    return -1.0 if moment is None else seconds_between(moment, until)
 
 
 def _steps(m: MemberFacts) -> bool:

@@ -132,8 +132,9 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
     draft = record_progress(situation, draft, at_once=True)
     draft = spend_on_end(situation, draft, unreported=worked_unseen(situation, generation))
     draft = open_transition(situation, draft, cause, message)
+    failed = message if cause is Cause.FAILURE else None
     draft = draft.update_generation(
-        state=GenerationState.ENDED, ended_at=situation.now, reason=cause.value, deadline=None
+        state=GenerationState.ENDED, ended_at=situation.now, reason=cause.value, message=failed, deadline=None
     )
     if cause is Cause.EARLIER_JOB:
         draft = draft.record(cause, message)
@@ -177,7 +178,7 @@ def _message(
     situation: Situation, generation: GenerationStatus, members: tuple[MemberFacts, ...], cause: Cause
 ) -> str:
     if cause is Cause.FAILURE:
-        return failure_message(members)
+        return failure_message(generation, members)
     if cause is Cause.HANG:
         return hang_message(situation, generation)
     if cause is Cause.EARLIER_JOB:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from spottrain_api.contract import TRAINER_CONTAINER, AgentReport, CapacityType, Notice
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
@@ -114,13 +114,20 @@ class ReportView:
     """The newest report of an agent, and when the agent was heard.
 
     `heard_at` is when the agent was heard without a report, as by its poll. One that has lost its relay may be on its
-    way until `comes_by`. Times are by the operator's clock, because agents' clocks may be off.
+    way until `comes_by`. Times are by the operator's clock, because agents' clocks may be off. `latency` is how many
+    seconds longer than the fastest of its agent's reports this one was on its way, as when the operator is busy.
     """
 
     report: AgentReport
     received_at: datetime
+    latency: float = 0.0
     heard_at: datetime | None = None
     comes_by: datetime | None = None
+
+    @property
+    def made_at(self) -> datetime:
+        """When the agent made the report."""
+        return self.received_at - timedelta(seconds=self.latency)
 
     @property
     def last_contact(self) -> datetime:

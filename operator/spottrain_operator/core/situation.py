@@ -40,6 +40,7 @@ class PodFacts:
     report: AgentReport | None
     refused: str
     received_at: datetime | None
+    made_at: datetime | None
     last_contact: datetime | None
     report_age: float
     silence: float
@@ -155,6 +156,7 @@ class Situation:
             report=report,
             refused=observed.refused_reports.get(pod.uid, ""),
             received_at=view.received_at if view is not None else None,
+            made_at=view.made_at if view is not None else None,
             last_contact=view.last_contact if view is not None else None,
             report_age=seconds_between(view.received_at, now) if view is not None else 0.0,
             silence=self.silence(pod.uid, since=pod.ready_since or pod.created_at),
