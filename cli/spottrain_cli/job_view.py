@@ -141,8 +141,9 @@ class JobReader:
                 f"No cluster to talk to: kubeconfig {path}: {said}. Set KUBECONFIG, or start a cluster with "
                 "`spottrain local up`."
             ) from error
-        self._objects = client.CustomObjectsApi(api_client)
-        self._core = client.CoreV1Api(api_client)
+        # Typed, they give `object` for what is JSON, and every field of a pod may be None.
+        self._objects: Any = client.CustomObjectsApi(api_client)
+        self._core: Any = client.CoreV1Api(api_client)
 
     def jobs(self, namespace: str | None) -> list[JobSnapshot]:
         """Read all jobs of a namespace, or of all namespaces if it is None.

@@ -53,7 +53,7 @@ class Walk:
         try:
             self.stored = self.kubectl.replace("tj", self.stored | {"spec": spec})
         except ApiException as error:
-            return str(json.loads(error.body)["message"])
+            return str(json.loads(error.body or "")["message"])
         return ""
 
     def walk(self, each: Field) -> None:
