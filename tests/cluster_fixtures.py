@@ -1,6 +1,5 @@
 """A throw-away local cluster for tests, and the ways in which tests look at it."""
 
-import json
 import os
 import shutil
 import signal
@@ -93,16 +92,17 @@ class Kubectl:
 
     def _call(self, method: str, path: str, content: Any = None, **query: str) -> Any:
         client = _client(self.kubeconfig, self.kubeconfig.stat().st_mtime_ns)
-        answer = client.call_api(
-            f"/{path}",
+        request = client.param_serialize(
             method,
-            body=content,
+            f"/{path}",
+            header_params={"Content-Type": "application/json"},
             query_params=[item for item in query.items() if item[1]],
+            body=content,
             auth_settings=["BearerToken"],
-            _preload_content=False,
-            _return_http_data_only=True,
         )
-        return json.loads(answer.data)
+        answer = client.call_api(*request)
+        answer.read()
+        return client.response_deserialize(answer, {"default": "object"}).data
 
     def ready_nodes(self) -> set[str]:
         """Names of the nodes that are Ready."""
