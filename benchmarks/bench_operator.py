@@ -288,7 +288,7 @@ def finished_status() -> dict[str, Any]:
     meta = {"namespace": "default", "uid": "u", "generation": 1, "creationTimestamp": at}
     known = job("old", 8)
     view = job_view(known | {"metadata": known["metadata"] | meta, "status": status})
-    left = plan(Observed(job=view, template_hash="t", operator_started_at=ended), ended).status
+    left = plan(Observed(job=view, template_hash="t", listening_since=ended), ended).status
     return as_written(left, TrainingJobStatus(), {})
 
 

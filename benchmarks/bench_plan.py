@@ -44,7 +44,7 @@ def training_job(number: int) -> Observed:
     )
     pods = tuple(pod(number, sequence) for sequence in range(1, NUM_MEMBERS + 1))
     nodes = {p.node: NodeView(name=p.node) for p in pods if p.node is not None}
-    return Observed(job=job, pods=pods, nodes=nodes, reports={}, template_hash="t1", operator_started_at=START)
+    return Observed(job=job, pods=pods, nodes=nodes, reports={}, template_hash="t1", listening_since=START)
 
 
 def pod(number: int, sequence: int) -> PodView:

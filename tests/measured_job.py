@@ -141,9 +141,7 @@ def report(*notices: Notice) -> ReportView:
 def seen(status: TrainingJobStatus, reports: Mapping[str, ReportView], **more: Any) -> Observed:
     """What a pass saw of the job with this status."""
     member = pod(7, uid="p", node="spot-0", created_at=NOW - timedelta(minutes=1))
-    return Observed(
-        job=view(status), pods=(member,), reports=reports, template_hash="t", operator_started_at=NOW, **more
-    )
+    return Observed(job=view(status), pods=(member,), reports=reports, template_hash="t", listening_since=NOW, **more)
 
 
 def ending(reason: str = "Preempted", *, seconds: float = 0.2) -> TrainingJobStatus:

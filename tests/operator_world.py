@@ -134,6 +134,7 @@ class World:
         self.start_operator()
 
     def start_operator(self) -> None:
+        started_at = self.now
         self.board = AssignmentBoard()
         self.reports = ReportBox(lambda _job, urgent: None, now=lambda: self.now)
         self.metrics = Metrics(num_agents=lambda: 0)
@@ -149,6 +150,7 @@ class World:
             isolation=Isolation(self.cluster) if self.isolates_jobs else None,
             control=lambda: self.control,
             now=lambda: self.now,
+            listening_since=lambda: started_at,
             site=Site(allowed_networks=self.allowed_networks),
         )
 

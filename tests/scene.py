@@ -215,7 +215,7 @@ def waiting_job(num_pods: int = 4, **spec: Any) -> Scene:
         pods=pods,
         nodes={f"n{p.sequence}": NodeView(name=f"n{p.sequence}") for p in pods},
         template_hash="t1",
-        operator_started_at=START,
+        listening_since=START,
         record_interval=2.0,  # most scenes are seconds long
     )
     return Scene(observed).all_say(phase=AgentPhase.IDLE)

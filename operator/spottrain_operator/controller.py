@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
@@ -100,6 +100,7 @@ class _Job:
     - asked: the most urgent wake since the newest pass began.
     - trains: the agents train on, as far as is known.
     - wake, hurry: set by any wake, and by an urgent one.
+    - decided: set once a pass has decided, or failed.
     - turn: set once a place is free; None while it doesn't wait for one.
     - place: the kind of place that it has.
     """
@@ -108,6 +109,7 @@ class _Job:
     trains: bool = True
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
     turn: asyncio.Future[None] | None = None
     place: Priority | None = None
     task: asyncio.Task[None] | None = None
@@ -149,6 +151,11 @@ class Controller:
         """Request a pass for every job."""
         for key in list(self._jobs):
             self.wake(key)
+
+    async def decided(self, keys: Iterable[JobKey]) -> None:
+        """Wait until a pass over each of these jobs has decided, or failed."""
+        for job in [self._jobs[key] for key in keys if key in self._jobs]:
+            await job.decided.wait()
 
     @property
     def num_jobs(self) -> int:
@@ -195,6 +202,7 @@ class Controller:
                 logger.exception("%s: the pass failed; retrying in %.1f s", key, pause)
             finally:
                 self._leave_place(job)
+                job.decided.set()
             if pause:
                 job.asked = min(job.asked, priority)  # what was urgent still is
                 await _wait(job.hurry, pause)
@@ -203,6 +211,7 @@ class Controller:
 
     async def _published(self, key: JobKey, job: _Job, *, trains: bool) -> None:
         job.trains = trains
+        job.decided.set()
         if is_urgent.get():
             is_urgent.set(False)
             self._leave_place(job)

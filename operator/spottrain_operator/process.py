@@ -6,6 +6,7 @@ It starts and stops control API, lease, watches and passes in that order.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 import time
@@ -51,6 +52,8 @@ from spottrain_operator.wakes import first_wakes, wakes
 
 logger = logging.getLogger(__name__)
 
+# How long agents are kept out at most while a new operator decides on their jobs.
+FIRST_PASSES_SECONDS = 15.0
 # Until a namespace that isn't led may have got the labels for it.
 NOT_LED_SECONDS = 30.0
 ANY_ADDRESS = ("0.0.0.0", "::")
@@ -121,6 +124,8 @@ class Operator:
         self._metrics = Metrics(num_agents=lambda: self._reports.num_present)
         self._tracer = ChangeTracer(processor_from_environment())
         self._controller: Controller | None = None
+        self._control_ports: list[Port] = []
+        self._listening_since: datetime | None = None
         self._synced = asyncio.Event()
         self._certificates = CertificateKeeper(
             cluster,
@@ -158,7 +163,8 @@ class Operator:
 
     def _is_probed_ready(self) -> bool:
         """Whether Kubernetes may count on this process: it leads, or can take over."""
-        return self._is_ready() or self._election.is_standby
+        answers = self._is_ready() and all(port.is_open for port in self._control_ports)
+        return answers or self._election.is_standby
 
     def _is_prepared(self) -> bool:
         """Whether passes can be made.
@@ -178,7 +184,7 @@ class Operator:
             LeadershipLostError: The lease is lost.
         """
         async with AsyncExitStack() as stack:
-            control = await self._serve(stack)
+            await self._serve(stack)
             await _first_of(stop.wait(), self._acquire())
             if stop.is_set():
                 return
@@ -187,8 +193,6 @@ class Operator:
             stack.push_async_callback(_end, following)
             await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following), self._prepared())
             if self._is_prepared():
-                for port in control:
-                    await port.open()
                 comparing = asyncio.create_task(warn_of_other_definitions(self._cluster), name="CRDs")
                 stack.push_async_callback(_end, comparing)
             while self._is_prepared() and self._election.is_leader and not stop.is_set():
@@ -204,13 +208,22 @@ class Operator:
 
         A leader that can't renew its lease stops at once, and is not ready, because another may lead. If it leads on
         later, it begins as a new operator does: what it knew of the agents is old by then.
+
+        Agents are kept out until the first passes have decided on their jobs: nobody could tell them anything before,
+        and with a thousand jobs, the operator would have no time but to refuse them. Until then, none is silent.
         """
+        self._listening_since = None
         self._controller = controller = self._build_controller()
         self._metrics.leader.set(1)
         label = asyncio.create_task(self._label.keep(), name="leader label")
         try:
-            await self._wake_all(controller)
-            await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following))
+            deciding = self._first_passes(controller)
+            await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following), deciding)
+            if self._election.is_leader and not stop.is_set():
+                for port in self._control_ports:
+                    await port.open()
+                self._listening_since = self._clock()
+                await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following))
         finally:
             label.cancel()
             self._metrics.leader.set(0)
@@ -221,11 +234,11 @@ class Operator:
         await self._label.drop()
         await self._election.acquire()
 
-    async def _serve(self, stack: AsyncExitStack) -> list[Port]:
+    async def _serve(self, stack: AsyncExitStack) -> None:
         """Serve probes and metrics.
 
-        Returns the ports of the control API, which are closed until this process can answer agents. Otherwise each of
-        them would shake hands once a second to be refused.
+        The ports of the control API are taken, and closed until this process can answer agents. Otherwise each agent
+        would shake hands once a second to be refused.
         """
         api = ControlApi(
             reviewer=self._cluster,
@@ -240,10 +253,10 @@ class Operator:
         keep_tls_buffers_small()
         keeping = asyncio.create_task(self._certificates.run(self._trust_changed), name="certificates")
         stack.callback(keeping.cancel)
-        control = [self._port(stack, "control API", api.application(), settings.port, tls)]
+        self._control_ports.append(self._port(stack, "control API", api.application(), settings.port, tls))
         if settings.plain_port is not None:
             plain = self._port(stack, "control API without TLS", api.application(), settings.plain_port)
-            control.append(plain)
+            self._control_ports.append(plain)
         metrics = metrics_application(self._metrics.exposition, settings.metrics_token_file)
         for port in (
             self._port(stack, "probes", health_application(self._is_probed_ready), settings.health_port),
@@ -252,7 +265,6 @@ class Operator:
             ),
         ):
             await port.open()
-        return control
 
     def _port(
         self,
@@ -279,6 +291,7 @@ class Operator:
             isolation=Isolation(self._cluster) if self._settings.site.isolates_jobs else None,
             control=self._control,
             now=self._clock,
+            listening_since=lambda: self._listening_since or self._clock(),
             site=self._settings.site,
             record_interval=self._settings.record_interval,
         )
@@ -311,13 +324,19 @@ class Operator:
         gone = not self._namespaces.may_change or await self._watched.get_job(key) is None
         return PassResult(requeue_after=NOT_LED_SECONDS, gone=gone)
 
-    async def _wake_all(self, controller: Controller) -> None:
-        """Wake each job, and each that is gone and has left pods."""
+    async def _first_passes(self, controller: Controller) -> None:
+        """Wake each job, and each that is gone and has left pods.
+
+        Ends once there is a decision on each job that isn't over, or after some time.
+        """
         jobs = first_wakes(await self._watched.list_jobs(), self._watched.nodes(), self._watched.jobs_on)
         for key, priority in jobs.items():
             controller.wake(key, priority)
         for key in self._watched.jobs_with_pods() - jobs.keys():
             controller.wake(key)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_PASSES_SECONDS):
+                await controller.decided(key for key, priority in jobs.items() if priority is not Priority.LAST)
 
 
 def _hosts(settings: OperatorSettings) -> list[str]:

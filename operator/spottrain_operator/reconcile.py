@@ -103,6 +103,7 @@ class Reconciler:
         isolation: Isolation | None = None,
         control: Callable[[], ControlAddress],
         now: Callable[[], datetime],
+        listening_since: Callable[[], datetime],
         site: Site = DEFAULT_SITE,
         record_interval: float = RECORD_INTERVAL,
     ) -> None:
@@ -122,7 +123,7 @@ class Reconciler:
         self._control = control
         self._site = site
         self._now = now
-        self._started_at = now()
+        self._listening_since = listening_since
         self._key = secrets.token_bytes(32)
         self._refusals: dict[JobKey, Refusal] = {}
         self._unprotected: set[JobKey] = set()
@@ -214,7 +215,7 @@ class Reconciler:
             refused_reports=self._reports.refused(uids),
             kept_away=kept_away(unplaced, job.spec, self._tainted_nodes(), self._site) if unplaced else {},
             template_hash=template_hash(job.spec),
-            operator_started_at=self._started_at,
+            listening_since=self._listening_since(),
             record_interval=self._record_interval,
             refusal=self._refusals.get(key),
             rival=await self._rivals.rival_of(job),

@@ -202,7 +202,7 @@ def _decide(
         nodes={node.name: _node_view(node, ready) for node, ready in nodes},
         reports=views,
         template_hash="t1",
-        operator_started_at=at(since),
+        listening_since=at(since),
     )
     decided = plan(observed, at(time))
     going = {node.name for node, _ in nodes if node.deadline is not None and not node.cancelled}

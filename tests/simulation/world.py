@@ -315,7 +315,7 @@ class World:
             nodes={name: node.view(self.time, taints=self.taints) for name, node in self.nodes.items()},
             reports=dict(self.reports),
             template_hash=self.template_hash,
-            operator_started_at=at(self.operator_started),
+            listening_since=at(self.operator_started),
         )
 
     def _reconcile(self) -> None:

@@ -225,7 +225,7 @@ def test_a_new_operator_waits_for_agents_that_it_has_yet_to_hear() -> None:
 
     scene = training_job().generation(state=ENDED, ended_at=at(95), reason="Grow").all_say(phase=AgentPhase.DRAINED)
     assert num_members(scene.forgets(4)) == 3, "the operator would have heard it"
-    restarted = replace(scene, observed=replace(scene.observed, operator_started_at=at(99)))
+    restarted = replace(scene, observed=replace(scene.observed, listening_since=at(99)))
     assert num_members(restarted.forgets(4)) is None
     assert num_members(restarted) == 4
     assert num_members(restarted.forgets(4).later(4)) == 3, "it may be lost"
@@ -240,7 +240,7 @@ def test_a_new_operator_waits_for_them_before_the_first_generation_too() -> None
 
     scene = replace(waiting_job(), now=at(100)).all_say()
     assert num_members(scene.forgets(4)) == 3, "the operator would have heard it"
-    restarted = replace(scene, observed=replace(scene.observed, operator_started_at=at(99)))
+    restarted = replace(scene, observed=replace(scene.observed, listening_since=at(99)))
     assert num_members(restarted.forgets(4)) is None
     assert num_members(restarted) == 4
     assert num_members(restarted.forgets(4).later(4)) == 3, "it may be lost"
@@ -251,7 +251,7 @@ def test_a_new_operator_keeps_a_replacement_until_it_has_heard_of_the_notices() 
         return [action.name for action in scene.plan().actions if isinstance(action, DeletePod)]
 
     scene = training_job().with_pod(pod(5))
-    restarted = replace(scene, observed=replace(scene.observed, operator_started_at=at(99)))
+    restarted = replace(scene, observed=replace(scene.observed, listening_since=at(99)))
     assert deleted(scene) == ["job-5"]
     assert deleted(restarted) == []
     assert deleted(restarted.later(6)) == ["job-5"]

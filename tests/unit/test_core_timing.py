@@ -110,7 +110,7 @@ def is_candidate(seconds: float) -> bool:
 def is_missed_after_a_restart(seconds: float) -> bool:
     scene = training_job().forgets(4).node(4, ready=False)
     started_at = ago(seconds + timing.SILENT_ON_LOST_NODE)
-    return reason(replace(scene, observed=replace(scene.observed, operator_started_at=started_at))) == "NodeLost"
+    return reason(replace(scene, observed=replace(scene.observed, listening_since=started_at))) == "NodeLost"
 
 
 def is_stepping(seconds: float) -> bool:

@@ -162,6 +162,7 @@ def test_the_younger_of_two_jobs_gets_its_pods_when_the_older_is_deleted() -> No
         history=HistoryKeeper(cluster),
         control=lambda: ControlAddress(url="https://control:8443"),
         now=lambda: BEGIN,
+        listening_since=lambda: BEGIN,
     )
 
     def owners() -> set[str]:

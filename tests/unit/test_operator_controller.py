@@ -145,6 +145,24 @@ async def test_a_job_that_is_gone_leaves_nothing_and_can_come_back() -> None:
     await controller.stop()
 
 
+async def test_a_job_counts_as_decided_once_its_assignments_are_out_or_its_pass_has_failed() -> None:
+    passes = Passes()
+    passes.hold_rest_of(A)
+    passes.gate.clear()
+    passes.errors[B] = [ClusterError("down")]
+    controller = Controller(passes)
+    controller.wake(A)
+    controller.wake(B)
+    decided = asyncio.create_task(controller.decided([A, B, JobKey(namespace="team", name="unknown")]))
+    await until(lambda: passes.running == [A, B])
+    assert not decided.done()
+    passes.gate.set()
+    async with asyncio.timeout(5):
+        await decided
+    assert A not in passes.made
+    await controller.stop()
+
+
 async def test_nothing_begins_after_stop() -> None:
     passes = Passes()
     controller = Controller(passes)

@@ -1,10 +1,11 @@
-"""The operator while the API server is away for longer than its lease lasts."""
+"""When an operator acts and answers: as it begins, and while its lease is away."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 
 import aiohttp
 import pytest
@@ -14,9 +15,12 @@ from operator_process import free_port
 from operator_world import KEY, job, older_definition
 from spottrain_api import crd
 from spottrain_api.contract import TAINT_PREEMPTION
+from spottrain_operator import process
 from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest
 from spottrain_operator.cluster.lease import LEASE_NAME, LeaderElection, LeaseSettings
 from spottrain_operator.controller import PLACES, Priority
+from spottrain_operator.core.model import Observed, Plan
+from spottrain_operator.core.plan import plan
 from spottrain_operator.process import LeadershipLostError, Operator, OperatorSettings
 
 SYSTEM = "system"
@@ -25,7 +29,7 @@ SYSTEM = "system"
 class LeaseAway(MemoryCluster):
     """A cluster whose API server answers nothing about leases while it is away.
 
-    It creates pods only while `creates` is set.
+    It creates pods only while `creates` is set, and writes no status of jobs in `held`.
     """
 
     def __init__(self) -> None:
@@ -34,10 +38,16 @@ class LeaseAway(MemoryCluster):
         self.num_tries_away = 0
         self.creates = asyncio.Event()
         self.creates.set()
+        self.held: dict[str, asyncio.Event] = {}
 
     async def create_pod(self, pod: Manifest) -> Manifest:
         await self.creates.wait()
         return await super().create_pod(pod)
+
+    async def replace_job_status(self, job: Manifest) -> Manifest:
+        if job["metadata"]["name"] in self.held:
+            await self.held[job["metadata"]["name"]].wait()
+        return await super().replace_job_status(job)
 
     async def read_lease(self, namespace: str, name: str) -> Manifest | None:
         if self.is_away:
@@ -50,13 +60,22 @@ class LeaseAway(MemoryCluster):
 class Running:
     cluster: LeaseAway
     task: asyncio.Task[None]
-    health_url: str
+    settings: OperatorSettings
 
     async def is_ready(self) -> bool:
         try:
-            async with aiohttp.ClientSession() as session, session.get(self.health_url) as answer:
+            url = f"http://127.0.0.1:{self.settings.health_port}/readyz"
+            async with aiohttp.ClientSession() as session, session.get(url) as answer:
                 return answer.status == 200
         except aiohttp.ClientConnectionError:  # it does not listen yet
+            return False
+
+    async def answers_agents(self) -> bool:
+        try:
+            url = f"https://127.0.0.1:{self.settings.port}/v1/assignment"
+            async with aiohttp.ClientSession() as session, session.get(url, ssl=False) as answer:
+                return answer.status == 401  # without a token
+        except aiohttp.ClientConnectionError:
             return False
 
     def apply(self, name: str) -> None:
@@ -120,7 +139,7 @@ async def operator() -> AsyncIterator[Running]:
     cluster, settings = LeaseAway(), settings_of("a")
     stop = asyncio.Event()
     task = begin(settings, cluster, stop)
-    running = Running(cluster, task, f"http://127.0.0.1:{settings.health_port}/readyz")
+    running = Running(cluster, task, settings)
     running.apply(KEY.name)
     await running.until(lambda: running.num_pods(KEY.name) == 3)
     yield running
@@ -197,7 +216,7 @@ async def test_a_leader_says_that_the_crd_is_an_older_one(caplog: pytest.LogCapt
     cluster.other_definitions[crd.NAME] = older_definition()
     task = begin(settings, cluster, stop)
     try:
-        await Running(cluster, task, "").until(lambda: "is that of another version" in caplog.text)
+        await Running(cluster, task, settings).until(lambda: "is that of another version" in caplog.text)
     finally:
         stop.set()
         await asyncio.wait({task}, timeout=20)
@@ -206,13 +225,77 @@ async def test_a_leader_says_that_the_crd_is_an_older_one(caplog: pytest.LogCapt
 async def test_who_could_take_over_is_ready_but_refuses_agents(operator: Running) -> None:
     settings, stop = settings_of("b"), asyncio.Event()
     task = begin(settings, operator.cluster, stop)
-    second = Running(operator.cluster, task, f"http://127.0.0.1:{settings.health_port}/readyz")
+    second = Running(operator.cluster, task, settings)
     try:
-        async with aiohttp.ClientSession() as session, asyncio.timeout(20):
-            await second.until_ready(True)
-            with pytest.raises(aiohttp.ClientConnectorError):
-                await session.get(f"https://127.0.0.1:{settings.port}/v1/assignment", ssl=False)
+        await second.until_ready(True)
+        assert not await second.answers_agents()
         assert operator.cluster.leases[SYSTEM, LEASE_NAME]["spec"]["holderIdentity"] == "a"
+    finally:
+        stop.set()
+        await asyncio.wait({task}, timeout=20)
+
+
+@dataclass
+class Plans:
+    """The passes over a job, by the time since when the operator listens."""
+
+    name: str
+    listening_since: list[datetime] = field(default_factory=list)
+
+    def __call__(self, observed: Observed, now: datetime) -> Plan:
+        if observed.job.name == self.name:
+            self.listening_since.append(observed.listening_since)
+        return plan(observed, now)
+
+
+async def test_agents_are_kept_out_until_there_is_a_decision_on_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no silence counts before, as nobody can report."""
+    cluster, settings, stop = LeaseAway(), settings_of("a"), asyncio.Event()
+    cluster.held["slow"] = asyncio.Event()
+    plans = Plans(KEY.name)
+    monkeypatch.setattr(process, "plan", plans)
+    task = begin(settings, cluster, stop)
+    running = Running(cluster, task, settings)
+    running.apply(KEY.name)
+    running.apply("slow")
+
+    async def lose_pods(times: int) -> None:
+        for _ in range(times):
+            await running.until_pods(KEY.name, 3)
+            seen = len(plans.listening_since)
+            del cluster.pods[next(iter(cluster.pods))]
+            await running.until(lambda: len(plans.listening_since) > seen)  # noqa: B023
+
+    try:
+        await lose_pods(3)
+        assert not await running.answers_agents()
+        assert not await running.is_ready()
+        before = list(plans.listening_since)
+        assert len(before) == len(set(before)) > 3
+        cluster.held.pop("slow").set()
+        await running.until_ready(True)
+        assert await running.answers_agents()
+        seen = len(plans.listening_since)
+        await lose_pods(3)
+        assert len(set(plans.listening_since[seen:])) == 1
+    finally:
+        stop.set()
+        await asyncio.wait({task}, timeout=20)
+
+
+async def test_a_job_that_can_not_be_decided_on_keeps_agents_out_for_some_time_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "FIRST_PASSES_SECONDS", 0.2)
+    cluster, settings, stop = LeaseAway(), settings_of("a"), asyncio.Event()
+    cluster.held["slow"] = asyncio.Event()
+    task = begin(settings, cluster, stop)
+    running = Running(cluster, task, settings)
+    running.apply("slow")
+    try:
+        await running.until_ready(True)
+        assert await running.answers_agents()
+        assert running.num_pods("slow") == 0
     finally:
         stop.set()
         await asyncio.wait({task}, timeout=20)

@@ -243,7 +243,7 @@ def situation(steps: dict[int, tuple[HeldShards, ...]], *, phase: AgentPhase = A
         nodes={f"n{number}": NodeView(name=f"n{number}") for number in steps},
         reports=reports,
         template_hash="t",
-        operator_started_at=NOW,
+        listening_since=NOW,
     )
     return Situation(observed, NOW + timedelta(seconds=1))
 

@@ -38,6 +38,8 @@ class Port:
     Until then, the kernel refuses clients, which costs the operator nothing.
     """
 
+    is_open = False
+
     def __init__(
         self, name: str, application: web.Application, host: str, port: int, tls: ssl.SSLContext | None = None
     ) -> None:
@@ -53,10 +55,14 @@ class Port:
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
 
     async def open(self) -> None:
+        """Serve from now on. Nothing changes if it does already."""
+        if self.is_open:
+            return
         await self._runner.setup()
         await web.SockSite(self._runner, self._socket, ssl_context=self._tls).start()
         # asyncio's own number is also that of the connections that it accepts at a time.
         self._socket.listen(BACKLOG)
+        self.is_open = True
         logger.info("%s on %s:%d", self._name, *self._socket.getsockname()[:2])
 
     async def close(self) -> None:

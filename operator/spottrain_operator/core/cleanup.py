@@ -117,7 +117,7 @@ def _knows_notices(situation: Situation) -> bool:
 
     To a new operator, the replacement of a pod whose node goes is one pod too many.
     """
-    return seconds_between(situation.observed.operator_started_at, situation.now) >= OPERATOR_RESTART_GRACE
+    return seconds_between(situation.observed.listening_since, situation.now) >= OPERATOR_RESTART_GRACE
 
 
 def _waits_for_old_pool(situation: Situation, facts: PodFacts) -> bool:

@@ -305,7 +305,7 @@ def _waits(situation: Situation, draft: Draft, kept: tuple[str, ...], chosen: li
     if not any(f.pod.ready and _may_come_back(situation, f) for f in others):
         return False
     ended = [last.ended_at or last.started_at] if last is not None else []
-    since = max(*ended, enough_since, situation.observed.operator_started_at)
+    since = max(*ended, enough_since, situation.observed.listening_since)
     return seconds_between(since, situation.now) < NEXT_GENERATION_PATIENCE
 
 
@@ -317,7 +317,7 @@ def _may_come_back(situation: Situation, facts: PodFacts) -> bool:
     if facts.received_at is not None:
         return facts.silence < SILENT_ON_LOST_NODE
     ready_since = facts.pod.ready_since
-    return ready_since is not None and ready_since < situation.observed.operator_started_at
+    return ready_since is not None and ready_since < situation.observed.listening_since
 
 
 def _enough_since(situation: Situation, chosen: list[PodFacts]) -> datetime:

@@ -176,7 +176,8 @@ class Observed:
     - kept_away: nodes that are kept from the pods without a node, by pod uid.
     - template_hash: of the pod template that the current spec gives.
     - record_interval: seconds between two records of progress while nothing else changes.
-    - operator_started_at: time from which on this operator listens. An agent's silence before it means nothing.
+    - listening_since: time from which on this operator listens; the present until it does. An agent's silence before
+      it means nothing.
     """
 
     job: JobView
@@ -186,7 +187,7 @@ class Observed:
     refused_reports: Mapping[str, str] = field(default_factory=dict)
     kept_away: Mapping[str, KeptAway] = field(default_factory=dict)
     template_hash: str
-    operator_started_at: datetime
+    listening_since: datetime
     record_interval: float = RECORD_INTERVAL
     refusal: Refusal | None = None
     rival: Rival | None = None

@@ -201,7 +201,7 @@ class Situation:
         view = self.observed.reports.get(uid)
         if view is not None:
             return seconds_between(view.last_contact, self.now)
-        listening = max(since, self.observed.operator_started_at)
+        listening = max(since, self.observed.listening_since)
         return seconds_between(listening, self.now) - OPERATOR_RESTART_GRACE
 
     def is_coming(self, uid: str) -> bool:
