@@ -50,8 +50,8 @@ def model_state(model: nn.Module) -> dict[str, Any]:
         state = model.state_dict()
     except NotImplementedError as error:  # as bitsandbytes' embeddings do
         raise UnsupportedState(
-            f"A module of the model has no state that could be saved: {error}. Leave that module as it was before "
-            "it was quantized."
+            f"A module of the model has no state that could be saved: {error}. If it is quantized, leave it as "
+            "it was before."
         ) from error
     for key in list(state):
         value = state.pop(key)
