@@ -210,7 +210,7 @@ class Operator:
         later, it begins as a new operator does: what it knew of the agents is old by then.
 
         Agents are kept out until the first passes have decided on their jobs: nobody could tell them anything before,
-        and with a thousand jobs, the operator would have no time but to refuse them. Until then, none is silent.
+        and with a thousand jobs, the operator would do little but refuse them. Until then, none counts as silent.
         """
         self._listening_since = None
         self._controller = controller = self._build_controller()

@@ -38,8 +38,6 @@ class Port:
     Until then, the kernel refuses clients, which costs the operator nothing.
     """
 
-    is_open = False
-
     def __init__(
         self, name: str, application: web.Application, host: str, port: int, tls: ssl.SSLContext | None = None
     ) -> None:
@@ -48,6 +46,7 @@ class Port:
         Raises:
             OSError: Somebody else has it.
         """
+        self.is_open = False
         self._name = name
         self._tls = tls
         self._socket = bound(host, port)
