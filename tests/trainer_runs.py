@@ -41,8 +41,6 @@ class Run:
     script: Path = SCRIPT
     strategy: str = "ddp"
     dropout: float = 0.0
-    precision: str = "fp32"
-    activation_checkpointing: bool = False
     uri: str | None = None
     endpoint_url: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
@@ -50,6 +48,7 @@ class Run:
     global_batch: int = 10
     interval: str = "3steps"
     checkpoint: dict[str, Any] = field(default_factory=dict)  # more of the spec's checkpoint, as YAML names it
+    spec: dict[str, Any] = field(default_factory=dict)  # more of the spec, as YAML names it
     step_seconds: float = 0.0
     upload_seconds: dict[int, float] = field(default_factory=dict)  # by step
     num_samples: int = 46
@@ -136,8 +135,6 @@ class Run:
             "attemptId": f"attempt{self.generation}",
             "seed": 5,
             "strategy": self.strategy,
-            "precision": self.precision,
-            "activationCheckpointing": self.activation_checkpointing,
             "batch": {"global": self.global_batch, "micro": 3},
             "checkpoint": {
                 "uri": self.uri or f"file://{self.folder}/checkpoints",
@@ -148,6 +145,7 @@ class Run:
             "stability": self.stability.to_dict() if self.stability is not None else None,
             "resume": self.resume.model_dump(mode="json") if self.resume is not None else None,
             "replicas": replicas.model_dump(mode="json") if replicas is not None else None,
+            **self.spec,
         }
         (run_dir / "run.json").write_text(json.dumps(told))
         return {

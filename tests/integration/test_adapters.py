@@ -166,7 +166,7 @@ def test_the_adapters_of_a_peft_model_are_exported_as_peft_saves_them(tmp_path: 
 
 @pytest.mark.parametrize("loop", INSTEAD)
 def test_what_a_framework_decides_itself_is_refused_in_the_job(loop: str, tmp_path: Path, fork: Any) -> None:
-    run = run_of(loop, tmp_path, fork, activation_checkpointing=True)
+    run = run_of(loop, tmp_path, fork, spec={"activationCheckpointing": True})
     [outcome] = run.generate(1)
     assert outcome is not None
     assert (outcome.kind, outcome.step) == (OutcomeKind.FAILED, 0)

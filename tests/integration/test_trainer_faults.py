@@ -205,7 +205,7 @@ def test_the_step_after_which_a_script_leaves_the_loop_is_committed_as_done(tmp_
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_bf16_with_ranks_that_have_no_sample(strategy: str, tmp_path: Path, fork: Any) -> None:
-    run = Run(tmp_path, fork, strategy=strategy, precision="bf16", global_batch=2)
+    run = Run(tmp_path, fork, strategy=strategy, spec={"precision": "bf16"}, global_batch=2)
     run.generate(3, steps=6)
     assert_succeeded(run)
     assert all(value.dtype is torch.float32 for value in run.parameters().values())
