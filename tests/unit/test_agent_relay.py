@@ -228,6 +228,30 @@ async def test_an_operator_that_goes_while_it_takes_a_report_ends_no_relay(alone
     polling.cancel()
 
 
+async def test_what_is_no_news_goes_with_the_relays_own_next_report(alone: Alone) -> None:
+    relay, news = alone.relay, alone.peers.model_copy(update={"number": 1})
+    reporting = asyncio.create_task(alone.route.report(news))
+    await until(lambda: relay.has_news)
+    assert relay.filled(alone.own).peers == (news,)
+
+    again = news.model_copy(update={"number": 2, "step_age_seconds": 5.0})
+    repeating = asyncio.create_task(alone.route.report(again))
+    await until(lambda: relay.has_news)
+    relay.sent(taken=True)
+    assert relay.filled(alone.own).peers == (again,), "the operator had not taken the news yet"
+    relay.sent(taken=True)
+    assert await reporting == await repeating > 0
+
+    alone.asked.clear()
+    for number in (3, 4):
+        quiet = news.model_copy(update={"number": number})
+        assert await alone.route.report(quiet) > 0
+    assert not relay.has_news
+    assert not alone.asked.is_set()
+    assert relay.filled(alone.own).peers == (quiet,)
+    assert relay.filled(alone.own).peers == ()
+
+
 async def test_a_batch_is_measured_in_bytes(alone: Alone) -> None:
     """The operator refuses one that is too large, and most letters have several."""
     told = AgentReport(

@@ -2,7 +2,8 @@
 
 So the operator has one connection for each job. Peers ask and report here as they would at the control API, and each
 side proves that it knows the relay's token. A peer is there as long as it holds a poll here. This agent's own reports
-say so to the operator, and carry those of the peers.
+say so to the operator, and carry those of the peers. A peer's news is reported at once. All else waits for this
+agent's own next report.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class RelayServer:
         self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._reports: dict[str, AgentReport] = {}
         self._unsent: set[str] = set()
+        self._quiet: set[str] = set()  # peers whose newest report has no news, and goes with the next one
         self._waiting: dict[str, asyncio.Future[bool]] = {}
         self._in_flight: dict[str, asyncio.Future[bool]] = {}
         self._told: frozenset[str] | None = frozenset()
@@ -101,6 +103,7 @@ class RelayServer:
         }
         self._reports = {uid: report for uid, report in self._reports.items() if uid in peers}
         self._unsent &= peers.keys()
+        self._quiet &= peers.keys()
         for uid in self._waiting.keys() - peers.keys():
             _settle(self._waiting.pop(uid), taken=False)
         changed, self._changed = self._changed, asyncio.Event()
@@ -121,12 +124,13 @@ class RelayServer:
         """This agent's report, with those of its peers that the operator lacks."""
         size = 0
         chosen: list[str] = []
-        for uid in sorted(self._unsent):
+        for uid in [*sorted(self._unsent), *sorted(self._quiet)]:
             size += len(self._reports[uid].to_json().encode())
             if chosen and size > MAX_BATCH_BYTES:
                 break
             chosen.append(uid)
         self._unsent -= set(chosen)
+        self._quiet -= set(chosen)
         self._in_flight = {uid: self._waiting.pop(uid) for uid in chosen if uid in self._waiting}
         self._told = self.present
         peers = tuple(self._reports[uid] for uid in chosen)
@@ -146,10 +150,12 @@ class RelayServer:
         for uid in answered.keys() - self._waiting.keys():  # the peer hands it to the operator itself
             self._reports.pop(uid, None)
             self._unsent.discard(uid)  # the contact may have been lost meanwhile
+            self._quiet.discard(uid)
 
     def lose_contact(self) -> None:
         """Report anew of all peers, to an operator that may know none of them."""
         self._unsent |= self.present & self._reports.keys()
+        self._quiet -= self._unsent
         self._told = None
 
     # --- the peers ---------------------------------------------------------------------------------------
@@ -179,9 +185,9 @@ class RelayServer:
         return response
 
     async def _report(self, request: web.Request) -> web.Response:
-        """Answer once the operator has taken the report.
+        """Answer once the operator has taken the report, or at once if it has no news.
 
-        503: it has not, so the peer has to go there itself.
+        503: the operator has not taken it, so the peer has to go there itself.
         """
         body = await request.read()
         nonce = self._question(request, body)
@@ -194,6 +200,10 @@ class RelayServer:
         known = self._reports.get(uid)
         if known is None or not report.is_older_than(known):
             self._reports[uid] = report
+            if known is not None and report.news == known.news and self._is_taken(uid):
+                self._quiet.add(uid)
+                return self._taken(nonce)
+            self._quiet.discard(uid)
             self._unsent.add(uid)
         elif uid not in self._unsent:
             raise web.HTTPBadRequest(text="a newer report has come before")
@@ -201,6 +211,13 @@ class RelayServer:
         self._on_news()
         if not await asyncio.shield(future):
             raise web.HTTPServiceUnavailable(text="node rank 0 can't report to the operator")
+        return self._taken(nonce)
+
+    def _is_taken(self, uid: str) -> bool:
+        """Whether the operator has the news of the peer's newest report."""
+        return uid not in self._unsent and uid not in self._in_flight
+
+    def _taken(self, nonce: str) -> web.Response:
         return web.Response(body=self._proven(nonce, f"{QUIET_REPORT_SECONDS:g}".encode()))
 
     def _question(self, request: web.Request, body: bytes = b"") -> str:
