@@ -45,6 +45,7 @@ from spottrain_operator.control_api.sockets import Port, keep_tls_buffers_small
 from spottrain_operator.controller import Controller, PassResult, Priority, Published
 from spottrain_operator.core.plan import plan
 from spottrain_operator.core.timing import RECORD_INTERVAL
+from spottrain_operator.heap import keep_trimmed
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer, processor_from_environment
@@ -184,6 +185,8 @@ class Operator:
             LeadershipLostError: The lease is lost.
         """
         async with AsyncExitStack() as stack:
+            trimming = asyncio.create_task(keep_trimmed(), name="heap")
+            stack.callback(trimming.cancel)
             await self._serve(stack)
             await _first_of(stop.wait(), self._acquire())
             if stop.is_set():
