@@ -13,6 +13,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from spottrain_api.contract import (
@@ -45,6 +46,7 @@ from spottrain_operator.cluster.isolation import Isolation
 from spottrain_operator.cluster.kept_away import kept_away
 from spottrain_operator.cluster.observe import (
     NotUnderstoodError,
+    job_status,
     job_view,
     node_view,
     owned_by,
@@ -155,8 +157,7 @@ class Reconciler:
             return await self._leave_alone(job, error)
         observed = await self._observe(key, view, pods)
         decided = self._plan(observed, self._now())
-        job = await self._write_status(job, view.status, decided.status)
-        written = job_view(job)
+        job, written = await self._write_status(job, view, decided.status)
         self._board.publish(key, self._assignments(written, observed))
         generation = decided.status.generation
         await published(trains=generation is not None and generation.state is GenerationState.ACTIVE)
@@ -221,11 +222,18 @@ class Reconciler:
             rival=await self._rivals.rival_of(job),
         )
 
-    async def _write_status(self, job: Manifest, before: TrainingJobStatus, status: TrainingJobStatus) -> Manifest:
+    async def _write_status(
+        self, job: Manifest, view: JobView, status: TrainingJobStatus
+    ) -> tuple[Manifest, JobView]:
+        """Write the status, unless it is there. Returns the job as the API server has it then.
+
+        All but the status is as it was read: a write of anything else in between would have been a conflict.
+        """
         found = job.get("status") or {}
-        if found and before == status:
-            return job
-        return await self._cluster.replace_job_status(job | {"status": as_written(status, before, found)})
+        if found and view.status == status:
+            return job, view
+        job = await self._cluster.replace_job_status(job | {"status": as_written(status, view.status, found)})
+        return job, replace(view, status=job_status(job))
 
     async def _apply(self, key: JobKey, job: Manifest, view: JobView, actions: Sequence[Action]) -> None:
         """Do all actions concurrently. One that fails doesn't stop the others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import kopf
 import pytest
 import yaml
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from aiohttp.test_utils import RawTestServer, TestServer
 
 from spottrain_operator.cluster.api_server import ApiServer, connection_info
 from spottrain_operator.cluster.client import ClusterError
@@ -115,3 +116,37 @@ async def test_an_answer_that_is_no_json_is_no_answer(answer: str) -> None:
         async with ApiServer(lambda: info) as api:
             with pytest.raises(ClusterError, match="can't be reached"):
                 await api.request("GET", "/api", timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize(("bypassed", "ways"), [("", ["proxy"]), ("api.invalid", [])])
+async def test_the_environment_names_a_proxy(outside: pytest.MonkeyPatch, bypassed: str, ways: list[str]) -> None:
+    taken: list[str] = []
+
+    async def pass_on(request: web.BaseRequest) -> web.Response:
+        taken.append("proxy")
+        assert str(request.rel_url) == "http://api.invalid/api"
+        return web.json_response({})
+
+    async with RawTestServer(pass_on) as proxy:
+        outside.setenv("http_proxy", str(proxy.make_url("")))
+        outside.setenv("no_proxy", bypassed)
+        async with ApiServer(lambda: kopf.ConnectionInfo(server="http://api.invalid")) as api:
+            with contextlib.suppress(ClusterError):  # there is no such host
+                await api.request("GET", "/api", timeout=TIMEOUT)
+    assert taken == ways
+
+
+async def test_a_netrc_file_is_not_for_the_api_server(outside: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / ".netrc").write_text("default login somebody password secret\n")
+    seen: list[str | None] = []
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        seen.append(request.headers.get("Authorization"))
+        return web.json_response({})
+
+    async with RawTestServer(answer) as server:
+        for token in ("abc", None):
+            info = kopf.ConnectionInfo(server=str(server.make_url("")), token=token)
+            async with ApiServer(lambda: info) as api:  # noqa: B023 - called at once
+                await api.request("GET", "/api", timeout=TIMEOUT)
+    assert seen == ["Bearer abc", None]

@@ -6,7 +6,6 @@ the models of all kinds, 44 MiB, of which the operator uses none: it reads and w
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,11 +14,13 @@ from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import kopf
 import yaml
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, SERVICEACCOUNT_DIR
 from spottrain_operator.cluster.client import (
@@ -82,6 +83,17 @@ def _unconfigured(problem: str) -> ClusterError:
     )
 
 
+def _proxy_to(info: kopf.ConnectionInfo) -> str | None:
+    """The proxy on the way to the API server: that of the kubeconfig, or of HTTPS_PROXY and NO_PROXY.
+
+    aiohttp would look for it, and for a netrc file, in two threads for each request.
+    """
+    server = urlsplit(info.server)
+    if info.proxy_url or not server.hostname or proxy_bypass(server.hostname):
+        return info.proxy_url
+    return getproxies().get(server.scheme)
+
+
 class ApiServer:
     """Requests to the API server, over connections of their own.
 
@@ -105,6 +117,7 @@ class ApiServer:
     ) -> None:
         self._connect = connect
         self._info = connect()
+        self._proxy = _proxy_to(self._info)
         self._max_connections = max_connections
         self._max_line_bytes = max_line_bytes
         self._session: aiohttp.ClientSession | None = None
@@ -117,7 +130,6 @@ class ApiServer:
             connector=connector,
             headers={"User-Agent": USER_AGENT},
             read_bufsize=self._max_line_bytes,
-            trust_env=True,
         )
         return self
 
@@ -169,10 +181,10 @@ class ApiServer:
                 method,
                 self._info.server.rstrip("/") + path,
                 params=params,
-                data=None if body is None else json.dumps(body).encode(),
+                data=None if body is None else to_json(body),
                 headers=self._credentials() | ({} if body is None else {"Content-Type": content_type}),
                 timeout=timeout,
-                proxy=self._info.proxy_url,
+                proxy=self._proxy,
             ) as response:
                 if response.status >= 400:
                     raise refusal(response.status, response.headers, await response.text())

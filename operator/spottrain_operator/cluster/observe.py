@@ -89,16 +89,19 @@ def job_view(job: Manifest) -> JobView:
         metadata_generation=meta.get("generation", 0),
         created_at=_time(meta["creationTimestamp"]),
         deleting="deletionTimestamp" in meta,
-        status=_job_status(job),
+        status=job_status(job),
         not_understood=tuple(f"spec.{dotted(path)}" for path in unknown),
         too_large=tuple(f"spec.{path}" for path in large),
     )
 
 
-def _job_status(job: Manifest) -> TrainingJobStatus:
-    """Parse the status.
+def job_status(job: Manifest) -> TrainingJobStatus:
+    """Parse the status of a job.
 
     One that can't be read never counts as empty: fences and pods' names depend on it.
+
+    Raises:
+        NotUnderstoodError: A part on which decisions depend can't be read.
     """
     try:
         status, unknown = read_known(TrainingJobStatus, job.get("status") or {})
