@@ -225,9 +225,10 @@ class Reconciler:
     async def _write_status(
         self, job: Manifest, view: JobView, status: TrainingJobStatus
     ) -> tuple[Manifest, JobView]:
-        """Write the status, unless it is there. Returns the job as the API server has it then.
+        """Write the status, unless it is there.
 
-        All but the status is as it was read: a write of anything else in between would have been a conflict.
+        Returns the job as the API server has it then. All but the status is as it was read: a write of anything else
+        in between would have been a conflict.
         """
         found = job.get("status") or {}
         if found and view.status == status:

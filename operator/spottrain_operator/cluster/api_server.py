@@ -84,9 +84,10 @@ def _unconfigured(problem: str) -> ClusterError:
 
 
 def _proxy_to(info: kopf.ConnectionInfo) -> str | None:
-    """The proxy on the way to the API server: that of the kubeconfig, or of HTTPS_PROXY and NO_PROXY.
+    """The proxy on the way to the API server, or None.
 
-    aiohttp would look for it, and for a netrc file, in two threads for each request.
+    It is that of the kubeconfig, or of HTTPS_PROXY unless NO_PROXY has the host. With `trust_env`, aiohttp would look
+    for it, and for a netrc file, in two threads for each request.
     """
     server = urlsplit(info.server)
     if info.proxy_url or not server.hostname or proxy_bypass(server.hostname):
