@@ -225,10 +225,11 @@ class Reconciler:
     async def _write_status(
         self, job: Manifest, view: JobView, status: TrainingJobStatus
     ) -> tuple[Manifest, JobView]:
-        """Write the status, unless it is there.
+        """Write the status if it differs from the one that was read.
 
-        Returns the job as the API server has it then. All but the status is as it was read: a write of anything else
-        in between would have been a conflict.
+        Returns:
+            The job as the API server has it then, and its view. All but the status is as it was read: if anything
+            else had been written meanwhile, this write would have been a conflict.
         """
         found = job.get("status") or {}
         if found and view.status == status:

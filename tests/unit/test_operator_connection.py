@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -11,7 +12,7 @@ import kopf
 import pytest
 import yaml
 from aiohttp import web
-from aiohttp.test_utils import RawTestServer, TestServer
+from aiohttp.test_utils import BaseTestServer, RawTestServer, TestServer
 
 from spottrain_operator.cluster.api_server import ApiServer, connection_info
 from spottrain_operator.cluster.client import ClusterError
@@ -118,35 +119,30 @@ async def test_an_answer_that_is_no_json_is_no_answer(answer: str) -> None:
                 await api.request("GET", "/api", timeout=TIMEOUT)
 
 
-@pytest.mark.parametrize(("bypassed", "ways"), [("", ["proxy"]), ("api.invalid", [])])
-async def test_the_environment_names_a_proxy(outside: pytest.MonkeyPatch, bypassed: str, ways: list[str]) -> None:
-    taken: list[str] = []
-
-    async def pass_on(request: web.BaseRequest) -> web.Response:
-        taken.append("proxy")
-        assert str(request.rel_url) == "http://api.invalid/api"
-        return web.json_response({})
-
-    async with RawTestServer(pass_on) as proxy:
-        outside.setenv("http_proxy", str(proxy.make_url("")))
-        outside.setenv("no_proxy", bypassed)
-        async with ApiServer(lambda: kopf.ConnectionInfo(server="http://api.invalid")) as api:
-            with contextlib.suppress(ClusterError):  # there is no such host
-                await api.request("GET", "/api", timeout=TIMEOUT)
-    assert taken == ways
-
-
-async def test_a_netrc_file_is_not_for_the_api_server(outside: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / ".netrc").write_text("default login somebody password secret\n")
-    seen: list[str | None] = []
+@pytest.fixture
+async def server() -> AsyncIterator[BaseTestServer]:
+    """A server that answers with the target and the credentials of each request."""
 
     async def answer(request: web.BaseRequest) -> web.Response:
-        seen.append(request.headers.get("Authorization"))
-        return web.json_response({})
+        return web.json_response({"target": request.raw_path, "credentials": request.headers.get("Authorization")})
 
     async with RawTestServer(answer) as server:
-        for token in ("abc", None):
-            info = kopf.ConnectionInfo(server=str(server.make_url("")), token=token)
-            async with ApiServer(lambda: info) as api:  # noqa: B023 - called at once
-                await api.request("GET", "/api", timeout=TIMEOUT)
-    assert seen == ["Bearer abc", None]
+        yield server
+
+
+async def test_the_environment_names_a_proxy(outside: pytest.MonkeyPatch, server: BaseTestServer) -> None:
+    own = str(server.make_url(""))
+    outside.setenv("http_proxy", own)
+    outside.setenv("no_proxy", "127.0.0.1")
+    for url, target in (("http://api.invalid", "http://api.invalid/api"), (own, "/api")):
+        async with ApiServer(partial(kopf.ConnectionInfo, server=url)) as api:
+            assert await api.request("GET", "/api", timeout=TIMEOUT) == {"target": target, "credentials": None}
+
+
+@pytest.mark.parametrize(("token", "credentials"), [("abc", "Bearer abc"), (None, None)])
+async def test_a_netrc_file_is_not_for_the_api_server(
+    outside: pytest.MonkeyPatch, tmp_path: Path, server: BaseTestServer, token: str | None, credentials: str | None
+) -> None:
+    (tmp_path / ".netrc").write_text("default login somebody password secret\n")
+    async with ApiServer(partial(kopf.ConnectionInfo, server=str(server.make_url("")), token=token)) as api:
+        assert await api.request("GET", "/api", timeout=TIMEOUT) == {"target": "/api", "credentials": credentials}

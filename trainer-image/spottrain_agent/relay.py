@@ -214,7 +214,7 @@ class RelayServer:
         return self._taken(nonce)
 
     def _is_taken(self, uid: str) -> bool:
-        """Whether the operator has the news of the peer's newest report."""
+        """Whether no news of the peer waits for the operator to take it."""
         return uid not in self._unsent and uid not in self._in_flight
 
     def _taken(self, nonce: str) -> web.Response:
