@@ -19,6 +19,7 @@ from aiohttp.test_utils import TestServer
 from spottrain_agent import routes
 from spottrain_agent.control_address import ControlAddress
 from spottrain_agent.control_client import HELD_SECONDS, MAX_SAY_AGAIN_SECONDS, ControlClient, Outage
+from spottrain_agent.ports import bind
 from spottrain_agent.routes import DirectRoute
 from spottrain_api.contract import PATH_ASSIGNMENT, PATH_REPORT, AgentReport, Assignment, AssignmentAction
 
@@ -170,6 +171,18 @@ def test_the_intervals_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
         outage.failed(PATH_REPORT, TimeoutError())
         told_at += [hour] * (len(caplog.records) - before)
     assert told_at == list(range(48))
+
+
+async def test_an_operator_that_restarts_is_told_from_one_that_refuses(operator: Operator) -> None:
+    with bind("127.0.0.1") as deaf:
+        address = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        async with aiohttp.ClientSession() as session:
+            restarting = ControlClient(session, address, None)
+            assert not await restarting.send_report(REPORT)
+            assert restarting.nobody_listens
+            for operator.status in (503, 413, 200):
+                await operator.client.send_report(REPORT)
+                assert not operator.client.nobody_listens
 
 
 async def test_a_refused_report_is_no_outage(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:

@@ -313,9 +313,32 @@ async def test_a_new_operator_hears_of_all_from_node_rank_0(job: Job) -> None:
 
 
 async def test_peers_leave_a_relay_that_is_alone_for_long(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_module, "WITHOUT_OPERATOR_SECONDS", 0.0)
+    monkeypatch.setattr(relay_module, "SILENT_OPERATOR_SECONDS", 0.0)
     job.members[0].contact._relay.sent(taken=False)
     await until(lambda: job.relayed() == 0)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "stay"),
+    [
+        ([(1, "silent"), (15, "silent")], True),
+        ([(1, "silent"), (16, "silent")], False),
+        ([(1, "refused"), (30, "refused"), (44, "silent")], True),
+        ([(1, "refused"), (30, "refused"), (31, "silent"), (45, "silent")], False),
+        ([(1, "refused"), (30, "refused"), (60, "refused")], True),
+        ([(1, "refused"), (30, "refused"), (61, "refused")], False),
+        ([(1, "silent"), (61, "taken")], True),
+        ([(1, "refused"), (61, "taken"), (62, "silent"), (76, "silent")], True),
+    ],
+)
+async def test_peers_stay_longer_while_nobody_listens(attempts: list[tuple[float, str]], *, stay: bool) -> None:
+    """They are asked for 15 s of silence, and for a minute of a restart."""
+    now = 0.0
+    relay = relay_module.RelayServer("127.0.0.1", lambda: None, lambda: now)
+    with relay._socket:
+        for now, outcome in attempts:  # noqa: B007 - the relay's clock
+            relay.sent(taken=outcome == "taken", nobody_listens=outcome == "refused")
+        assert relay._hears_operator() is stay
 
 
 async def test_a_deadline_reaches_peers_by_their_own_clock(job: Job) -> None:

@@ -6,6 +6,7 @@ Its long polls never give up.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
 import time
@@ -128,7 +129,8 @@ class RefusedReports(Outage):
 class ControlClient:
     """Talks to the operator, through a relay if there is one that works.
 
-    `report_seconds` is the longest pause between reports that the operator allows.
+    `report_seconds` is the longest pause between reports that the operator allows. `nobody_listens` says whether the
+    newest report was refused because nothing listens at the operator's address, as while it restarts.
     """
 
     def __init__(
@@ -164,6 +166,7 @@ class ControlClient:
         self._unreachable = asyncio.Event()
         self._polling_since = clock()
         self.report_seconds = OLDER_REPORT_SECONDS
+        self.nobody_listens = False
 
     async def follow_assignments(
         self, on_assignment: Callable[[RelayAssignment], None], on_lost_contact: Callable[[], None] = lambda: None
@@ -223,6 +226,7 @@ class ControlClient:
             return False
         except TRANSIENT_ERRORS as error:
             self._failed(self._outage, PATH_REPORT, error)
+            self.nobody_listens = isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
             self._unreachable.set()
             return False
         self._reported()
@@ -233,6 +237,7 @@ class ControlClient:
         self._refused.succeeded(PATH_REPORT)
 
     def _answered(self) -> None:
+        self.nobody_listens = False
         self._outage.succeeded(PATH_REPORT)
         if self._clock() - self._polling_since > HELD_SECONDS:
             self._outage.succeeded(PATH_ASSIGNMENT)

@@ -36,8 +36,11 @@ from spottrain_api.contract import (
 UNKNOWN_PEER_SECONDS = 1.0
 # A peer that was answered asks again within this time.
 BETWEEN_POLLS_SECONDS = 2.0
-# An operator that restarts is back within this time. Longer than that, peers go to it themselves.
-WITHOUT_OPERATOR_SECONDS = 15.0
+# If the operator doesn't answer for this long, this node may be cut off, and peers go to it themselves.
+SILENT_OPERATOR_SECONDS = 15.0
+# While it restarts, nobody listens at its address. One of a thousand jobs first reads the cluster for half a minute,
+# and all their peers would shake hands with it.
+RESTART_SECONDS = 60.0
 # The kernel gives a peer up that has acknowledged nothing for this long.
 UNACKNOWLEDGED_MILLISECONDS = 2000
 MAX_REPORT_BYTES = 128 * 1024
@@ -74,6 +77,7 @@ class RelayServer:
         self._in_flight: dict[str, asyncio.Future[bool]] = {}
         self._told: frozenset[str] | None = frozenset()
         self._alone_since: float | None = None
+        self._silent_since = 0.0
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -136,8 +140,11 @@ class RelayServer:
         peers = tuple(self._reports[uid] for uid in chosen)
         return RelayReport(**dict(report), present=tuple(sorted(self._told)), peers=peers)
 
-    def sent(self, *, taken: bool) -> None:
-        """Note whether the operator has taken the report that was filled last."""
+    def sent(self, *, taken: bool, nobody_listens: bool = False) -> None:
+        """Note whether the operator has taken the report that was filled last.
+
+        Or else whether nobody listens at its address.
+        """
         answered, self._in_flight = self._in_flight, {}
         for future in answered.values():
             _settle(future, taken=taken)
@@ -146,7 +153,10 @@ class RelayServer:
             if self.has_news:
                 self._on_news()
             return
-        self._alone_since = self._clock() if self._alone_since is None else self._alone_since
+        now = self._clock()
+        if self._alone_since is None or nobody_listens:
+            self._silent_since = now
+        self._alone_since = now if self._alone_since is None else self._alone_since
         for uid in answered.keys() - self._waiting.keys():  # the peer hands it to the operator itself
             self._reports.pop(uid, None)
             self._unsent.discard(uid)  # the contact may have been lost meanwhile
@@ -244,7 +254,10 @@ class RelayServer:
         raise web.HTTPServiceUnavailable(text=sentence)
 
     def _hears_operator(self) -> bool:
-        return self._alone_since is None or self._clock() - self._alone_since < WITHOUT_OPERATOR_SECONDS
+        if self._alone_since is None:
+            return True
+        now = self._clock()
+        return now < self._alone_since + RESTART_SECONDS and now < self._silent_since + SILENT_OPERATOR_SECONDS
 
     @contextmanager
     def _polling(self, uid: str) -> Iterator[None]:
