@@ -116,10 +116,23 @@ def places(
 
     Args:
         situation: The job at one moment.
-        draft: What was decided so far.
+        status: What was decided so far.
         between_generations: Decide as if the running generation had ended.
         leaving: Decide as if these pods, by uid, were gone.
     """
+    # Several policies ask. The members of a generation never change.
+    generation = status.generation
+    which = (generation.number, generation.state) if generation is not None else None
+    key = ("places", which, status.fallback_since, between_generations, leaving)
+    known: Places | None = situation.memo.get(key)
+    if known is None:
+        known = situation.memo[key] = _places(situation, status, between_generations, leaving)
+    return known
+
+
+def _places(
+    situation: Situation, status: TrainingJobStatus, between_generations: bool, leaving: frozenset[str]
+) -> Places:
     wanted = demand_of(situation)
     generation = None if between_generations else _running(status)
     known = {m.pod_uid for m in status.generation.members} if status.generation is not None else set()
