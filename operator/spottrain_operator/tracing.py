@@ -6,6 +6,8 @@ The operator knows all times once that step is made, and writes the whole trace 
 trace's context from the watcher over agents to ranks. A trace that was open when an operator ended starts at the last
 step.
 
+OpenTelemetry takes 3 MiB, and few installations have a collector. So it is imported only for one.
+
 https://opentelemetry.io/docs/specs/otel/trace/api/
 """
 
@@ -15,17 +17,15 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import set_span_in_context
+from typing import TYPE_CHECKING
 
 from spottrain_api.v1alpha1 import TrainingJobStatus, Transition
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import Observed
 from spottrain_operator.core.notices import heeded_notice
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
@@ -57,7 +57,12 @@ def processor_from_environment() -> SpanProcessor | None:
 
     None: nowhere. The exporter reads the variables itself, from the environment of the process.
     """
-    return BatchSpanProcessor(OTLPSpanExporter()) if any(os.environ.get(name) for name in ENDPOINTS) else None
+    if not any(os.environ.get(name) for name in ENDPOINTS):
+        return None
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    return BatchSpanProcessor(OTLPSpanExporter())
 
 
 class ChangeTracer:
@@ -67,6 +72,9 @@ class ChangeTracer:
         self._requests: dict[JobKey, Request] = {}
         self._provider: TracerProvider | None = None
         if processor is not None:
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+
             self._provider = TracerProvider(resource=Resource.create({"service.name": "spottrain-operator"}))
             self._provider.add_span_processor(processor)
 
@@ -92,6 +100,8 @@ class ChangeTracer:
     def _write(self, key: JobKey, transition: Transition, status: TrainingJobStatus, request: Request | None) -> None:
         if self._provider is None:
             return
+        from opentelemetry.trace import set_span_in_context
+
         tracer = self._provider.get_tracer("spottrain")
         parts = list(parts_of(transition, status, request))
         attributes: dict[str, str | int] = {
