@@ -167,8 +167,16 @@ bench-agreement: $(STAMP) ## Benchmark: cost of agreement and heartbeat in a ste
 bench-memory: $(STAMP) ## Benchmark: estimated memory compared with the measured peak, by model and strategy.
 	$(BIN)/python -W ignore -m benchmarks.bench_memory
 
-bench-operator: binaries ## Benchmark: the operator with 1,000 jobs: at rest, at notices for a tenth of the nodes, restarted.
-	$(BIN)/python -m benchmarks.bench_operator
+# The packages of the operator's image, and no others.
+OPERATOR := build/operator
+$(OPERATOR)/.installed: requirements/operator.txt
+	test -x $(OPERATOR)/bin/python || $(PYTHON) -m venv $(OPERATOR)
+	$(OPERATOR)/bin/pip install --quiet --upgrade pip
+	$(OPERATOR)/bin/pip install --quiet --no-deps --require-hashes --requirement requirements/operator.txt
+	touch $@
+
+bench-operator: binaries $(OPERATOR)/.installed ## Benchmark: the operator with 1,000 jobs: at rest, at notices for a tenth of the nodes, restarted.
+	$(BIN)/python -m benchmarks.bench_operator --python $(OPERATOR)/bin/python
 
 bench-plan: $(STAMP) ## Benchmark: time to plan 1,000 jobs.
 	$(BIN)/python -m benchmarks.bench_plan

@@ -10,7 +10,10 @@ other:
 - notices: a tenth of the nodes, at random, get a notice at once. Seconds until each member of their jobs is assigned
   to drain.
 - restart: the operator is killed and started again. Seconds until it is ready, and until an agent of each job has its
-  assignment.
+  assignment, and how many of them are the operator's processor time. The rest is that of the others on this machine.
+
+The agents have a lower priority than the rest. `--python` names an interpreter for the operator that has no more
+packages than the operator's image, as `make bench-operator` does.
 
 `--label` names the run in bench-out/operator-LABEL.json; `--plot A.json B.json` draws several runs side by side.
 """
@@ -211,15 +214,19 @@ class Bench:
         await self.operator.start()
         await self.operator.until_ready(self._sessions[0])
         ready = time.monotonic() - begun
+        processor_ready = self.operator.cost()[1]
         probes = zip(itertools.cycle(self._sessions), tokens, strict=False)
         await asyncio.gather(*(self.operator.until_assigned(session, token) for session, token in probes))
         assigned = time.monotonic() - begun
+        processor_assigned = self.operator.cost()[1]
         await asyncio.sleep(SAMPLE_SECONDS)
         sampling.cancel()
         asked = await self.server.requests() - before
         return {
             "secondsUntilReady": ready,
             "secondsUntilAssigned": assigned,
+            "processorSecondsUntilReady": processor_ready,
+            "processorSecondsUntilAssigned": processor_assigned,
             "mostRequestsPerSecond": max(rates, default=0.0),
             "byKind": {" ".join(which): count for which, count in asked.most_common()},
         }
@@ -295,17 +302,23 @@ def finished_status() -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def world(
-    folder: Path, *, num_jobs: int, num_members: int, num_finished: int = 0, hosts: int = 0
+    folder: Path,
+    *,
+    num_jobs: int,
+    num_members: int,
+    num_finished: int = 0,
+    hosts: int = 0,
+    python: str = sys.executable,
 ) -> AsyncIterator[tuple[Bench, float]]:
     """Yield a bench with jobs that train, and the seconds that these took to start.
 
-    With 0 hosts, there are as many as the agents need.
+    With 0 hosts, there are as many as the agents need. `python` runs the operator.
     """
     hosts = hosts or num_hosts(num_jobs * num_members, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(api_server(folder / "cluster"))
         sessions = [await stack.enter_async_context(open_session(number)) for number in range(NUM_SOURCES)]
-        operator = OperatorProcess(server.kubeconfig, server.client, folder)
+        operator = OperatorProcess(server.kubeconfig, server.client, folder, python=python)
         holding = [
             await stack.enter_async_context(agent_host(operator.address_folder, folder, sources))
             for sources in (range(number, NUM_SOURCES, hosts) for number in range(hosts))
@@ -332,7 +345,7 @@ async def world(
 async def measure(args: argparse.Namespace, folder: Path) -> Result:
     """All parts in one world."""
     sizes = {"num_jobs": args.jobs, "num_members": args.members, "num_finished": args.finished}
-    async with world(folder, **sizes, hosts=args.hosts) as (bench, started):
+    async with world(folder, **sizes, hosts=args.hosts, python=args.python) as (bench, started):
         await asyncio.sleep(args.settle)
         result: Result = {"jobs": args.jobs, "members": args.members, "finished": args.finished, "start": started}
         for name, part in (
@@ -385,8 +398,13 @@ def table(results: dict[str, Result]) -> Table:
     row(
         "restart: an agent of each job is assigned after (s)", lambda r: f"{r['restart']['secondsUntilAssigned']:.1f}"
     )
+    row("restart: processor seconds of the operator until then", _processor_of_restart)
     row("restart: most API requests in a second", lambda r: f"{r['restart']['mostRequestsPerSecond']:.0f}")
     return rows
+
+
+def _processor_of_restart(result: Result) -> str:
+    return f"{result['restart']['processorSecondsUntilAssigned']:.1f}"
 
 
 def plot(results: dict[str, Result], path: Path) -> None:
@@ -422,6 +440,7 @@ def main() -> int:
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--finished", type=int, default=0, help="finished jobs beside them")
     parser.add_argument("--hosts", type=int, default=0, help="processes of agents (0: by the limit of open files)")
+    parser.add_argument("--python", default=sys.executable, help="interpreter that runs the operator")
     parser.add_argument("--settle", type=float, default=60.0, help="seconds between the start and the first part")
     parser.add_argument(
         "--seconds", type=float, default=RECORDS_PER_HISTORY * RECORD_INTERVAL, help="length of the first part"

@@ -14,6 +14,8 @@ from pathlib import Path
 import aiohttp
 import psutil
 
+import spottrain_api
+import spottrain_operator
 from benchmarks.processes import free_ports
 from benchmarks.scale.api_server import NAMESPACE
 from spottrain_api.contract import FILE_CONTROL_CA, FILE_CONTROL_URL, PATH_ASSIGNMENT
@@ -21,8 +23,7 @@ from spottrain_local.node.api import ApiClient
 from spottrain_local.processes import ProcessSpec, start_process
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 
-# Which operator a run measures: another one's working tree may stand in PYTHONPATH.
-COMMAND = (sys.executable, "-m", "spottrain_operator")
+SOURCES = [str(Path(module.__path__[0]).parent) for module in (spottrain_api, spottrain_operator)]
 
 
 class OperatorProcess:
@@ -38,13 +39,16 @@ class OperatorProcess:
         folder: Path,
         namespace: str = NAMESPACE,
         main: Callable[[], int] | None = None,
+        python: str = sys.executable,
     ) -> None:
         """Prepare the process.
 
-        `main` runs in a fork of this process instead of the command. This saves the imports of each start.
+        `main` runs in a fork of this process instead of the command. This saves the imports of each start. `python`
+        runs the command. It needs only the packages of the operator's image.
         """
         self._namespace = namespace
         self._main = main
+        self._command = (python, "-m", "spottrain_operator")
         port, health_port, metrics_port = free_ports(3)
         self.url = f"https://127.0.0.1:{port}"
         self.health_url = f"http://127.0.0.1:{health_port}"
@@ -65,12 +69,15 @@ class OperatorProcess:
             "SPOTTRAIN_WATCH_NAMESPACES": namespace,
             "POD_NAME": "operator-0",
             "SPOTTRAIN_LOG_LEVEL": "WARNING",
+            "PYTHONPATH": os.pathsep.join(SOURCES),
         }
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         os.environ.pop("KUBERNETES_SERVICE_HOST", None)
-        spec = ProcessSpec(name="operator", argv=COMMAND, main=self._main, log_file=self.log_file, env=self._env)
+        spec = ProcessSpec(
+            name="operator", argv=self._command, main=self._main, log_file=self.log_file, env=self._env
+        )
         self._process = await start_process(spec)
 
     async def kill(self) -> None:
