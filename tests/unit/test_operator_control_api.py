@@ -6,6 +6,7 @@ The tests show who may speak, for whom, and when a held poll ends.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from control_api_setup import AUTHORIZED, EXIT, JOB, NOW, POD, TOKEN, WAIT, Setup, report, served
@@ -75,6 +77,19 @@ async def test_a_poll_is_held_until_the_assignment_changes(setup: Setup) -> None
     setup.board.publish(JOB, {POD.uid: EXIT})
     answer = await poll
     assert Assignment.from_json(await answer.read()) == EXIT
+
+
+async def test_a_poll_that_is_held_keeps_no_body_of_the_answer_before(setup: Setup) -> None:
+    setup.board.publish(JOB, {POD.uid: WAIT})
+    answer = await setup.client.get("/v1/assignment", headers=AUTHORIZED)
+    assert Assignment.from_json(await answer.read()) == WAIT
+    url = f"/v1/assignment?wait=60&after={WAIT.revision}"
+    poll = asyncio.create_task(setup.client.get(url, headers=AUTHORIZED))
+    await num_waiting(setup.reports, 1)
+    responses = [each for each in gc.get_objects() if issubclass(type(each), web.Response)]
+    bodies = [each.body for each in responses if each.headers.get("ETag") == answer.headers["ETag"]]
+    assert bodies == [None], "aiohttp keeps the answer"
+    poll.cancel()
 
 
 async def test_nothing_new_is_204(setup: Setup) -> None:
