@@ -12,8 +12,8 @@ other:
 - restart: the operator is killed and started again. Seconds until it is ready, and until an agent of each job has its
   assignment, and how many of them are the operator's processor time. The rest is that of the others on this machine.
 
-The agents have a lower priority than the rest. `--python` names an interpreter for the operator that has no more
-packages than the operator's image, as `make bench-operator` does.
+`--python` names an interpreter for the operator that has no more packages than the operator's image, as `make
+bench-operator` does.
 
 `--label` names the run in bench-out/operator-LABEL.json; `--plot A.json B.json` draws several runs side by side.
 """

@@ -12,7 +12,6 @@ import itertools
 import json
 import logging
 import math
-import os
 import resource
 import socket
 import sys
@@ -34,9 +33,6 @@ from spottrain_api.processes import die_with_parent
 # At rest, three, both ends of its connection to the relay included. More while jobs start or move: 4.5 were measured
 # when a tenth of the nodes had a notice.
 FILES_PER_AGENT = 5
-# Agents are on nodes of their own. Here, thousands share two processors with the operator and the API server, and get
-# what these leave.
-NICENESS = 10
 
 Send = Callable[..., None]
 """Sends one message, the elements of its list."""
@@ -210,7 +206,6 @@ def _write(writer: asyncio.StreamWriter, message: Iterable[object]) -> None:
 
 def main() -> None:
     die_with_parent()
-    os.nice(NICENESS)
     logging.basicConfig(level=logging.ERROR)
     be_patient()
     address, folder, *sources = sys.argv[1:]
