@@ -179,10 +179,11 @@ async def test_an_operator_that_restarts_is_told_from_one_that_refuses(operator:
         async with aiohttp.ClientSession() as session:
             restarting = ControlClient(session, address, None)
             assert not await restarting.send_report(REPORT)
-            assert restarting.nobody_listens
-            for operator.status in (503, 413, 200):
-                await operator.client.send_report(REPORT)
-                assert not operator.client.nobody_listens
+            assert restarting.operator_restarts
+    answers = ((503, True), (413, False), (503, True), (401, False), (503, True), (200, False))
+    for operator.status, restarts in answers:
+        await operator.client.send_report(REPORT)
+        assert operator.client.operator_restarts is restarts
 
 
 async def test_a_refused_report_is_no_outage(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:

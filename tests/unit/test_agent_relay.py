@@ -325,19 +325,19 @@ async def test_peers_leave_a_relay_that_is_alone_for_long(job: Job, monkeypatch:
         ([(1, "silent"), (16, "silent")], False),
         ([(1, "refused"), (30, "refused"), (44, "silent")], True),
         ([(1, "refused"), (30, "refused"), (31, "silent"), (45, "silent")], False),
-        ([(1, "refused"), (30, "refused"), (60, "refused")], True),
-        ([(1, "refused"), (30, "refused"), (61, "refused")], False),
+        ([(1, "refused"), (30, "refused"), (60, "refused"), (120, "refused")], True),
+        ([(1, "refused"), (30, "refused"), (60, "refused"), (121, "refused")], False),
         ([(1, "silent"), (61, "taken")], True),
         ([(1, "refused"), (61, "taken"), (62, "silent"), (76, "silent")], True),
     ],
 )
-async def test_peers_stay_longer_while_nobody_listens(attempts: list[tuple[float, str]], *, stay: bool) -> None:
-    """They are asked for 15 s of silence, and for a minute of a restart."""
+async def test_peers_stay_longer_in_a_restart(attempts: list[tuple[float, str]], *, stay: bool) -> None:
+    """For 15 s of silence, and for two minutes of a restart."""
     now = 0.0
     relay = relay_module.RelayServer("127.0.0.1", lambda: None, lambda: now)
     with relay._socket:
         for now, outcome in attempts:  # noqa: B007 - the relay's clock
-            relay.sent(taken=outcome == "taken", nobody_listens=outcome == "refused")
+            relay.sent(taken=outcome == "taken", restarts=outcome == "refused")
         assert relay._hears_operator() is stay
 
 

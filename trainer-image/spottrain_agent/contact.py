@@ -70,7 +70,7 @@ class Contact:
             if self._relay.has_news or self._rhythm.is_due(report, time.monotonic()):
                 self._is_known = True
                 taken = await control.send_report(self._relay.filled(self._numbered(report)))
-                self._relay.sent(taken=taken, nobody_listens=control.nobody_listens)
+                self._relay.sent(taken=taken, restarts=control.operator_restarts)
                 if taken and self._is_known:
                     self._rhythm.sent(report, time.monotonic(), control.report_seconds)
                 else:

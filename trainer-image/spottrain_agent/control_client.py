@@ -11,13 +11,22 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 
 import aiohttp
 from pydantic import ValidationError
 
 from spottrain_agent.control_address import ControlAddress
-from spottrain_agent.routes import OLDER_REPORT_SECONDS, BadReportError, DirectRoute, RelayRoute, Route, Told
+from spottrain_agent.routes import (
+    OLDER_REPORT_SECONDS,
+    BadReportError,
+    DirectRoute,
+    RefusedError,
+    RelayRoute,
+    Route,
+    Told,
+)
 from spottrain_api.contract import (
     MAX_LONG_POLL_SECONDS,
     PATH_ASSIGNMENT,
@@ -129,8 +138,8 @@ class RefusedReports(Outage):
 class ControlClient:
     """Talks to the operator, through a relay if there is one that works.
 
-    `report_seconds` is the longest pause between reports that the operator allows. `nobody_listens` says whether the
-    newest report was refused because nothing listens at the operator's address, as while it restarts.
+    `report_seconds` is the longest pause between reports that the operator allows. `operator_restarts` says
+    whether the newest report found that nobody listens at the operator's address, or was answered with 503.
     """
 
     def __init__(
@@ -166,7 +175,7 @@ class ControlClient:
         self._unreachable = asyncio.Event()
         self._polling_since = clock()
         self.report_seconds = OLDER_REPORT_SECONDS
-        self.nobody_listens = False
+        self.operator_restarts = False
 
     async def follow_assignments(
         self, on_assignment: Callable[[RelayAssignment], None], on_lost_contact: Callable[[], None] = lambda: None
@@ -226,7 +235,7 @@ class ControlClient:
             return False
         except TRANSIENT_ERRORS as error:
             self._failed(self._outage, PATH_REPORT, error)
-            self.nobody_listens = isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
+            self.operator_restarts = _shows_restart(error)
             self._unreachable.set()
             return False
         self._reported()
@@ -237,7 +246,7 @@ class ControlClient:
         self._refused.succeeded(PATH_REPORT)
 
     def _answered(self) -> None:
-        self.nobody_listens = False
+        self.operator_restarts = False
         self._outage.succeeded(PATH_REPORT)
         if self._clock() - self._polling_since > HELD_SECONDS:
             self._outage.succeeded(PATH_ASSIGNMENT)
@@ -301,3 +310,10 @@ class ControlClient:
         if self._relay is None:
             return MAX_LONG_POLL_SECONDS
         return min(max(0.0, self._relay_at - self._clock()), MAX_LONG_POLL_SECONDS)
+
+
+def _shows_restart(error: Exception) -> bool:
+    """Nobody listens, or who does is about to lead."""
+    if isinstance(error, RefusedError):
+        return error.status == HTTPStatus.SERVICE_UNAVAILABLE
+    return isinstance(error, OSError) and error.errno == errno.ECONNREFUSED

@@ -38,9 +38,9 @@ UNKNOWN_PEER_SECONDS = 1.0
 BETWEEN_POLLS_SECONDS = 2.0
 # If the operator doesn't answer for this long, this node may be cut off, and peers go to it themselves.
 SILENT_OPERATOR_SECONDS = 15.0
-# While it restarts, nobody listens at its address. One of a thousand jobs first reads the cluster for half a minute,
-# and all their peers would shake hands with it.
-RESTART_SECONDS = 60.0
+# While it restarts, nobody listens at its address, and it may answer 503 then. One of a thousand jobs takes half a
+# minute or more for both, and all their peers would shake hands with it.
+RESTART_SECONDS = 120.0
 # The kernel gives a peer up that has acknowledged nothing for this long.
 UNACKNOWLEDGED_MILLISECONDS = 2000
 MAX_REPORT_BYTES = 128 * 1024
@@ -140,10 +140,10 @@ class RelayServer:
         peers = tuple(self._reports[uid] for uid in chosen)
         return RelayReport(**dict(report), present=tuple(sorted(self._told)), peers=peers)
 
-    def sent(self, *, taken: bool, nobody_listens: bool = False) -> None:
+    def sent(self, *, taken: bool, restarts: bool = False) -> None:
         """Note whether the operator has taken the report that was filled last.
 
-        Or else whether nobody listens at its address.
+        Or else whether the operator restarts.
         """
         answered, self._in_flight = self._in_flight, {}
         for future in answered.values():
@@ -154,7 +154,7 @@ class RelayServer:
                 self._on_news()
             return
         now = self._clock()
-        if self._alone_since is None or nobody_listens:
+        if self._alone_since is None or restarts:
             self._silent_since = now
         self._alone_since = now if self._alone_since is None else self._alone_since
         for uid in answered.keys() - self._waiting.keys():  # the peer hands it to the operator itself

@@ -49,7 +49,14 @@ Told = tuple[RelayAssignment | None, timedelta]
 
 
 class RefusedError(aiohttp.ClientError):
-    """Whoever answers refuses the request. The text has its sentence."""
+    """Whoever answers refuses the request, with an HTTP status.
+
+    The text has the status and the sentence.
+    """
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(f"{status}: {sentence}")
+        self.status = status
 
 
 class BadReportError(RefusedError):
@@ -198,7 +205,7 @@ def _proof(token: str, message: bytes) -> str:
 async def _require_success(response: aiohttp.ClientResponse) -> None:
     if response.status >= 400:
         kind = BadReportError if response.status in BAD_REPORT else RefusedError
-        raise kind(f"{response.status}: {one_line(await response.text()) or response.reason}")
+        raise kind(response.status, one_line(await response.text()) or response.reason or "")
 
 
 def _lead(response: aiohttp.ClientResponse) -> timedelta:
