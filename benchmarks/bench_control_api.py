@@ -1,8 +1,8 @@
 """Benchmark: the operator's delay for notices under a flood of bogus tokens.
 
-`make bench-control-api` uses the world of bench_operator: a real API server, the operator as a process, and agents
-without ranks. Some nodes get a notice at once, again and again. It measures the seconds until each member of their
-jobs is assigned to drain. Every other round, a process sends 1,000 bogus tokens a second over TLS (see
+`make bench-control-api` uses the world of `make bench-operator`: a real API server, the operator as a process, and
+agents without ranks. Some nodes get a notice at once, again and again. It measures the seconds until each member of
+their jobs is assigned to drain. Every other round, a process sends 1,000 bogus tokens a second over TLS (see
 control_api/flood.py).
 """
 
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import clean_up_on_sigterm
-from benchmarks.bench_operator import Bench, percentile, say, world
+from benchmarks.scale.world import Bench, percentile, say, world
 from spottrain_local.processes import watch_children_by_pidfd
 
 TOKENS_PER_SECOND = 1000.0
