@@ -173,7 +173,7 @@ def test_the_intervals_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     assert told_at == list(range(48))
 
 
-async def test_an_operator_that_restarts_is_told_from_one_that_refuses(operator: Operator) -> None:
+async def test_an_operator_that_refuses_does_not_seem_to_restart(operator: Operator) -> None:
     with bind("127.0.0.1") as deaf:
         address = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         async with aiohttp.ClientSession() as session:

@@ -143,7 +143,7 @@ class RelayServer:
     def sent(self, *, taken: bool, restarts: bool = False) -> None:
         """Note whether the operator has taken the report that was filled last.
 
-        Or else whether the operator restarts.
+        If it hasn't, `restarts` says whether it seems to restart.
         """
         answered, self._in_flight = self._in_flight, {}
         for future in answered.values():

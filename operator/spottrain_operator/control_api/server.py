@@ -51,7 +51,7 @@ REFUSALS_BURST = 20
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class _Passing(web.Response):
+class _DroppingResponse(web.Response):
     """An answer that drops its body once it is sent.
 
     aiohttp keeps an answer until the next one on its connection. That is minutes later for a poll that is held, and
@@ -118,7 +118,7 @@ class ControlApi:
             return web.Response(status=204)
         # Agents compare their clock with the one that set the assignment's deadline.
         headers = {"ETag": f'"{assignment.revision}"', "Date": format_datetime(self._now(), usegmt=True)}
-        return _Passing(text=assignment.to_json(), headers=headers, content_type="application/json")
+        return _DroppingResponse(text=assignment.to_json(), headers=headers, content_type="application/json")
 
     async def post_report(self, request: web.Request) -> web.Response:
         received_at = self._now()

@@ -120,14 +120,11 @@ def places(
         between_generations: Decide as if the running generation had ended.
         leaving: Decide as if these pods, by uid, were gone.
     """
-    # Several policies ask. The members of a generation never change.
+    # The members of a generation never change.
     generation = status.generation
     which = (generation.number, generation.state) if generation is not None else None
     key = ("places", which, status.fallback_since, between_generations, leaving)
-    known: Places | None = situation.memo.get(key)
-    if known is None:
-        known = situation.memo[key] = _places(situation, status, between_generations, leaving)
-    return known
+    return situation.once(key, lambda: _places(situation, status, between_generations, leaving))
 
 
 def _places(

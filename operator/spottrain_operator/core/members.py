@@ -144,12 +144,9 @@ def members_of(situation: Situation, generation: GenerationStatus) -> tuple[Memb
 
     It must be the newest generation.
     """
-    # Each policy asks. The answer depends on nothing else of the generation.
-    key = (generation.number, generation.state, generation.requested_at, generation.first_step_at)
-    known: tuple[MemberFacts, ...] | None = situation.memo.get(key)
-    if known is None:
-        known = situation.memo[key] = _judge(situation, generation)
-    return known
+    # The answer depends on nothing else of the generation.
+    key = ("members", generation.number, generation.state, generation.requested_at, generation.first_step_at)
+    return situation.once(key, lambda: _judge(situation, generation))
 
 
 def _judge(situation: Situation, generation: GenerationStatus) -> tuple[MemberFacts, ...]:

@@ -6,11 +6,11 @@ It has each pod with its node, its agent's report and its prospects.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from spottrain_api.contract import AgentPhase, AgentReport
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingSettings
@@ -23,6 +23,8 @@ from spottrain_operator.core.timing import (
     SILENT_WHILE_OTHERS_ENDED,
     seconds_between,
 )
+
+_T = TypeVar("_T")
 
 BUSY = frozenset({AgentPhase.STARTING, AgentPhase.RUNNING})
 
@@ -135,9 +137,18 @@ class Situation:
         return at is None or seconds_between(at, self.now) >= self.observed.record_interval
 
     @cached_property
-    def memo(self) -> dict[object, Any]:
-        """Derived values, by what they depend on."""
+    def _derived(self) -> dict[object, Any]:
         return {}
+
+    def once(self, key: object, derive: Callable[[], _T]) -> _T:
+        """Derive a value once, as several policies ask for it.
+
+        `key` names all of a plan that the value depends on.
+        """
+        if key not in self._derived:
+            self._derived[key] = derive()
+        value: _T = self._derived[key]
+        return value
 
     @cached_property
     def pods(self) -> dict[str, PodFacts]:
