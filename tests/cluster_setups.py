@@ -117,7 +117,7 @@ async def on_a_control_plane(request: pytest.FixtureRequest, monkeypatch: pytest
 async def put_job(setup: Setup, name: str) -> Manifest:
     """Create a job as a user does, and wait until the client shows it."""
     setup.put_job(name)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (found := await setup.cluster.get_job(JobKey(namespace=setup.namespace, name=name))) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return found
