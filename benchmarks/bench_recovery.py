@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import clean_up_on_sigterm
+from benchmarks.processes import free_ports
 from benchmarks.recovery import managed, plain
 from benchmarks.recovery.outcome import Outcome
 
@@ -35,12 +35,6 @@ CASES = {
 }
 WARM_STEPS = 150
 PATIENCE_SECONDS = 400.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +68,7 @@ def run(out: Path, rounds: int) -> list[Result]:
             folder = out / "runs" / f"{case}-{number}"
             plains.append(
                 plain.measure(
-                    case, folder / "plain", free_port(), warm_steps=WARM_STEPS, patience_seconds=PATIENCE_SECONDS
+                    case, folder / "plain", free_ports(1)[0], warm_steps=WARM_STEPS, patience_seconds=PATIENCE_SECONDS
                 )
             )
             console.print(f"[dim]{title}, round {number + 1}: spottrain …[/dim]")

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import subprocess
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from benchmarks.processes import free_ports
 
 from spottrain.checkpoint import CheckpointStorage, open_storage
 
@@ -167,18 +167,6 @@ def s3_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Credentials that may write, where boto3 looks for them."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS["writer"][0])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS["writer"][1])
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now, all different.
-
-    The function holds all of them open until it has found the last.
-    """
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 @contextmanager

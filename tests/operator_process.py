@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -20,15 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from benchmarks.processes import free_ports
 
 from cluster_fixtures import Kubectl, wait_for
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def _free_port() -> int:
+    return free_ports(1)[0]
 
 
 @dataclass
@@ -39,10 +37,10 @@ class OperatorProcess:
     namespace: str
     folder: Path
     watches_too: tuple[str, ...] = ()
-    port: int = field(default_factory=free_port)
-    health_port: int = field(default_factory=free_port)
-    metrics_port: int = field(default_factory=free_port)
-    plain_port: int = field(default_factory=free_port)
+    port: int = field(default_factory=_free_port)
+    health_port: int = field(default_factory=_free_port)
+    metrics_port: int = field(default_factory=_free_port)
+    plain_port: int = field(default_factory=_free_port)
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -74,7 +72,12 @@ class OperatorProcess:
         )
 
     def wait_ready(self, seconds: float = 60.0) -> None:
-        wait_for(lambda: self.readiness() == 200, f"operator ready; its log:\n{self.log()}", seconds)
+        wait_for(self._is_ready, "the operator is ready", seconds)
+
+    def _is_ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"the operator has ended:\n{self.log()}"
+        return self.readiness() == 200
 
     def readiness(self) -> int:
         return self.asked(urllib.request.Request(f"http://127.0.0.1:{self.health_port}/readyz"))[0]
@@ -110,6 +113,7 @@ class OperatorProcess:
 
 @contextmanager
 def running(kubectl: Kubectl, namespace: str, folder: Path, *watches_too: str) -> Iterator[OperatorProcess]:
+    """An operator while the block runs. If the test fails, it shows the log."""
     operator = OperatorProcess(kubectl=kubectl, namespace=namespace, folder=folder, watches_too=watches_too)
     try:
         operator.start()
@@ -119,6 +123,7 @@ def running(kubectl: Kubectl, namespace: str, folder: Path, *watches_too: str) -
         if operator.process is not None and operator.process.poll() is None:
             operator.process.kill()
             operator.process.wait(10)
+        print(operator.log())
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from uuid import uuid4
 
 import pytest
 import yaml
+from benchmarks.processes import free_ports
 
 from cluster_fixtures import Kubectl, wait_for
-from operator_process import Jobs, OperatorProcess, free_port, running, watcher
+from operator_process import Jobs, OperatorProcess, running, watcher
 from spottrain_api.contract import (
     ANNOTATION_CONTROL_CA,
     ANNOTATION_CONTROL_URL,
@@ -61,7 +62,7 @@ def jobs(kubectl: Kubectl, namespace: str) -> Jobs:
 
 def test_a_job_becomes_restricted_pods_on_both_kinds_of_capacity(operator: OperatorProcess, jobs: Jobs) -> None:
     jobs.apply("gpt")
-    wait_for(lambda: jobs.capacity("gpt") == ["on-demand", "spot", "spot"], f"three pods\n{operator.log()}")
+    wait_for(lambda: jobs.capacity("gpt") == ["on-demand", "spot", "spot"], "three pods")
     assert jobs.status("gpt")["phase"] == "Pending"
     [url] = {
         env["value"]
@@ -132,7 +133,7 @@ def test_a_new_port_and_a_new_authority_reach_the_pods_that_run(operator: Operat
     assert operator.authority() == authority, "it outlives the operator"
     operator.end(signal.SIGTERM)
     jobs.kubectl("delete", "secret", SECRET_NAME, "-n", jobs.namespace)
-    operator.port = free_port()
+    (operator.port,) = free_ports(1)
     operator.start()
     operator.wait_ready()
     wait_for(lambda: jobs.annotations("gpt", ANNOTATION_CONTROL_URL) == {operator.url}, "they know the new port")
@@ -160,7 +161,7 @@ def test_a_job_of_a_namespace_that_is_not_watched_is_left_alone(operator: Operat
     try:
         other.apply("theirs")
         jobs.apply("mine")
-        wait_for(lambda: jobs.pods("mine"), f"its own job has pods\n{operator.log()}")
+        wait_for(lambda: jobs.pods("mine"), "its own job has pods")
         assert other.status("theirs") == {}
         assert other.pods("theirs") == []
     finally:
@@ -178,7 +179,7 @@ def test_sigterm_ends_it_and_frees_the_lease(operator: OperatorProcess, jobs: Jo
 def test_pods_that_kubernetes_refuses_fail_the_job_with_a_sentence(operator: OperatorProcess, jobs: Jobs) -> None:
     jobs.apply("broken", podTemplate={"imagePullPolicy": "nowhere"})
     jobs.apply("fine")
-    wait_for(lambda: jobs.status("broken").get("phase") == "Failed", f"the job fails\n{operator.log()}")
+    wait_for(lambda: jobs.status("broken").get("phase") == "Failed", "the job fails")
     assert "nowhere" in jobs.status("broken")["message"]
     assert jobs.pods("broken") == []
     wait_for(lambda: len(jobs.pods("fine")) == 3, "the other job isn't disturbed")
@@ -193,9 +194,9 @@ def test_what_keeps_pods_from_starting_is_in_the_jobs_condition(operator: Operat
     def says(name: str, reason: str) -> bool:
         return bool(jobs.condition(name, "PodsHealthy")["reason"] == reason)
 
-    wait_for(lambda: says("no-secret", "CreateContainerConfigError"), f"the secret is missed\n{operator.log()}")
+    wait_for(lambda: says("no-secret", "CreateContainerConfigError"), "the secret is missed")
     assert 'secret "gone" not found' in jobs.condition("no-secret", "PodsHealthy")["message"]
-    wait_for(lambda: says("large", "Unschedulable"), f"no node is large enough\n{operator.log()}")
+    wait_for(lambda: says("large", "Unschedulable"), "no node is large enough")
     message = jobs.condition("large", "PodsHealthy")["message"]
     assert "Insufficient nvidia.com/gpu" in message
     assert "Lower processesPerNode or resources if no node is that large" in message
@@ -224,12 +225,12 @@ def test_an_operator_that_is_older_than_the_crd_disturbs_no_job_that_has_begun(
         return jobs.condition(name, "SpecNotUnderstood")
 
     jobs.apply("begun")
-    wait_for(lambda: len(jobs.pods("begun")) == 3, f"three pods\n{operator.log()}")
+    wait_for(lambda: len(jobs.pods("begun")) == 3, "three pods")
     jobs.has_run("begun")
     before = {pod["metadata"]["uid"] for pod in jobs.pods("begun")}
 
     red = {"spec": {"colour": "red"}}
-    wait_for(lambda: patch("begun", red) and condition("begun")["status"] == "True", f"it is told\n{operator.log()}")
+    wait_for(lambda: patch("begun", red) and condition("begun")["status"] == "True", "it is told")
     assert "doesn't understand spec.colour, which a newer version" in condition("begun")["message"]
     kubectl("delete", "pod", "begun-1", "-n", jobs.namespace, "--grace-period=0", "--force")
     wait_for(lambda: len(jobs.pods("begun")) == 3, "the deleted pod is replaced")
@@ -275,11 +276,11 @@ def test_a_replacement_that_is_refused_takes_no_pod_of_a_job_that_has_run(
     operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl, request: pytest.FixtureRequest
 ) -> None:
     jobs.apply("gpt")
-    wait_for(lambda: len(jobs.pods("gpt")) == 3, f"three pods\n{operator.log()}")
+    wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")
     jobs.has_run("gpt")
     request.getfixturevalue("no_pods")
     kubectl("delete", "pod", "gpt-1", "-n", jobs.namespace, "--grace-period=0", "--force")
-    wait_for(lambda: jobs.condition("gpt", "PodsHealthy")["reason"] == "PodsRefused", f"it is told\n{operator.log()}")
+    wait_for(lambda: jobs.condition("gpt", "PodsHealthy")["reason"] == "PodsRefused", "it is told")
     assert "no pods on Sundays" in jobs.condition("gpt", "PodsHealthy")["message"]
     assert jobs.status("gpt")["phase"] == "Pending"
     assert [pod["metadata"]["name"] for pod in jobs.pods("gpt")] == ["gpt-2", "gpt-3"]
@@ -297,9 +298,9 @@ def test_a_quota_of_zero_holds_pods_back_until_it_is_raised(
     limit(0)
     jobs.apply("gpt")
     advice = "limited: pods=0. Raise the quota, or lower nodes.min"
-    wait_for(lambda: advice in jobs.status("gpt").get("message", ""), f"it says so\n{operator.log()}")
+    wait_for(lambda: advice in jobs.status("gpt").get("message", ""), "it says so")
     limit(10)
-    wait_for(lambda: len(jobs.pods("gpt")) == 3, f"three pods\n{operator.log()}")
+    wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")
     jobs.has_run("gpt")
     limit(0)
     lost, *others = (pod["metadata"]["name"] for pod in jobs.pods("gpt"))
@@ -307,7 +308,7 @@ def test_a_quota_of_zero_holds_pods_back_until_it_is_raised(
     wait_for(lambda: advice in jobs.condition("gpt", "PodsHealthy").get("message", ""), "the replacement is refused")
     assert [pod["metadata"]["name"] for pod in jobs.pods("gpt")] == others
     limit(10)
-    wait_for(lambda: len(jobs.pods("gpt")) == 3, f"it's replaced\n{operator.log()}")
+    wait_for(lambda: len(jobs.pods("gpt")) == 3, "it's replaced")
     assert "Traceback" not in operator.log()
 
 
@@ -324,13 +325,13 @@ def test_a_namespace_that_is_being_deleted_disturbs_no_other(
 
     with running(kubectl, namespace, tmp_path, going.namespace) as operator:
         going.apply("gpt")
-        wait_for(lambda: len(going.pods("gpt")) == 3, f"three pods\n{operator.log()}")
+        wait_for(lambda: len(going.pods("gpt")) == 3, "three pods")
         going.has_run("gpt")
         hold("example.com/test")
         kubectl("delete", "namespace", going.namespace, "--wait=false")
-        wait_for(lambda: not going.pods("gpt"), f"its pods go\n{operator.log()}")
+        wait_for(lambda: not going.pods("gpt"), "its pods go")
         other.apply("gpt")
-        wait_for(lambda: len(other.pods("gpt")) == 3, f"pods in the other namespace\n{operator.log()}")
+        wait_for(lambda: len(other.pods("gpt")) == 3, "pods in the other namespace")
         assert not going.pods("gpt")
         hold()
         gone = ("get", "namespace", going.namespace)
@@ -345,7 +346,7 @@ def test_a_job_that_is_nested_deeply_hides_no_other(
 ) -> None:
     levels = 300
     jobs.apply("good")
-    wait_for(lambda: len(jobs.pods("good")) == 3, f"three pods\n{operator.log()}")
+    wait_for(lambda: len(jobs.pods("good")) == 3, "three pods")
     job = kubectl.get("tj", "good", jobs.namespace)
     job["metadata"] = {"name": "deep", "namespace": jobs.namespace}
     job["spec"] |= {"strategy": "deepspeed", "deepspeed": {"config": "@"}}
@@ -355,7 +356,7 @@ def test_a_job_that_is_nested_deeply_hides_no_other(
     path = f"/apis/spottrain.dev/v1alpha1/namespaces/{jobs.namespace}/trainingjobs"
     kubectl("create", "--raw", path, "-f", str(file))
     jobs.apply("new")
-    wait_for(lambda: len(jobs.pods("new")) == 3, f"pods of a new job\n{operator.log()}", 60.0)
+    wait_for(lambda: len(jobs.pods("new")) == 3, "pods of a new job", 60.0)
     assert "or 50 levels" in operator.log()
     kubectl("delete", "tj", "good", "-n", jobs.namespace)
     wait_for(lambda: not jobs.pods("good"), "its pods go")
@@ -363,7 +364,7 @@ def test_a_job_that_is_nested_deeply_hides_no_other(
     operator.start()
     operator.wait_ready()
     jobs.apply("newer")
-    wait_for(lambda: len(jobs.pods("newer")) == 3, f"pods after a restart\n{operator.log()}", 60.0)
+    wait_for(lambda: len(jobs.pods("newer")) == 3, "pods after a restart", 60.0)
 
 
 def test_suspend_and_resume(operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl) -> None:
@@ -386,13 +387,13 @@ def test_of_two_jobs_at_one_checkpoint_uri_the_younger_waits(
     uri = f"s3://checkpoints/{jobs.namespace}/shared"
     jobs.apply("older", checkpoint={"uri": uri})
     created = kubectl.get("tj", "older", jobs.namespace)["metadata"]["creationTimestamp"]
-    wait_for(lambda: len(jobs.pods("older")) == 3, f"its pods\n{operator.log()}")
+    wait_for(lambda: len(jobs.pods("older")) == 3, "its pods")
     wait_for(lambda: f"{datetime.now(UTC):%FT%TZ}" > created, "the next second: two jobs of one aren't ordered")
     jobs.apply("younger", checkpoint={"uri": f"{uri}/"})
     wait_for(lambda: "older, which comes first" in jobs.status("younger").get("message", ""), "it says why it waits")
     assert [len(jobs.pods(name)) for name in ("older", "younger")] == [3, 0]
     kubectl("delete", "tj", "older", "-n", jobs.namespace)
-    wait_for(lambda: len(jobs.pods("younger")) == 3, f"it goes on by itself\n{operator.log()}")
+    wait_for(lambda: len(jobs.pods("younger")) == 3, "it goes on by itself")
 
 
 @pytest.fixture
@@ -413,7 +414,7 @@ def test_a_spot_node_that_nobody_watches_is_in_the_jobs_condition_until_somebody
     def notices() -> dict[str, Any]:
         return jobs.condition("unheard", "NoticesHeard")
 
-    wait_for(lambda: notices()["reason"] == "WatcherMissing", f"nobody watches\n{operator.log()}", seconds=120)
+    wait_for(lambda: notices()["reason"] == "WatcherMissing", "nobody watches", seconds=120)
     [pod] = jobs.pods("unheard")
     assert notices()["status"] == "False"
     assert f"No watcher answers on {pod['spec']['nodeName']}: a preemption" in notices()["message"]
@@ -431,7 +432,7 @@ def test_a_spot_node_that_nobody_watches_is_in_the_jobs_condition_until_somebody
 
     wait_for(lambda: protected.items() <= annotations().items(), "autoscalers leave the node alone")
     with watcher(kubectl, pod, tmp_path):
-        wait_for(lambda: notices()["status"] == "True", f"somebody watches\n{operator.log()}")
+        wait_for(lambda: notices()["status"] == "True", "somebody watches")
         assert notices()["reason"] == "KubernetesOnly"
         assert f"On {pod['spec']['nodeName']} the watcher knows no cloud" in notices()["message"]
 

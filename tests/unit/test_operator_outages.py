@@ -9,9 +9,9 @@ from datetime import datetime
 
 import aiohttp
 import pytest
+from benchmarks.processes import free_ports
 
 from memory_cluster import MemoryCluster
-from operator_process import free_port
 from operator_world import KEY, job, older_definition
 from spottrain_api import crd
 from spottrain_api.contract import TAINT_PREEMPTION
@@ -117,7 +117,7 @@ class Running:
 
 
 def settings_of(identity: str) -> OperatorSettings:
-    ports = [free_port() for _ in range(3)]
+    ports = free_ports(3)
     return OperatorSettings(
         control_url="https://127.0.0.1:1",
         lease=LeaseSettings(

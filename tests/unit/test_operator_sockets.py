@@ -11,8 +11,8 @@ from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPI
 
 import aiohttp
 from aiohttp import web
+from benchmarks.processes import free_ports
 
-from operator_process import free_port
 from spottrain_operator.control_api.certificates import issue, new_authority
 from spottrain_operator.control_api.sockets import Port, bound, keep_tls_buffers_small
 
@@ -64,7 +64,7 @@ async def test_a_peer_that_loses_its_power_is_given_up_within_three_seconds() ->
 
     application = web.Application()
     application.router.add_get("/", answer)
-    number = free_port()
+    (number,) = free_ports(1)
     port = Port("test", application, "127.0.0.1", number)
     await port.open()
     try:
