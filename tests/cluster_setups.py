@@ -115,11 +115,17 @@ async def on_a_control_plane(request: pytest.FixtureRequest, monkeypatch: pytest
 
 
 async def put_job(setup: Setup, name: str) -> Manifest:
-    """Create a job as a user does, and wait until the client shows it."""
+    """Create a job as a user does, and wait until the client shows it.
+
+    A watch that shows it has begun, and shows what becomes of it, too. A read of the job would not prove that.
+    """
     setup.put_job(name)
-    async with asyncio.timeout(60):
-        while (found := await setup.cluster.get_job(JobKey(namespace=setup.namespace, name=name))) is None:  # noqa: ASYNC110
+    key = JobKey(namespace=setup.namespace, name=name)
+    async with asyncio.timeout(20):
+        while key not in [_key(job) for job in await setup.cluster.list_jobs()]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+    found = await setup.cluster.get_job(key)
+    assert found is not None
     return found
 
 
@@ -140,3 +146,7 @@ async def pods_of(setup: Setup, job: Manifest) -> dict[str, Manifest]:
     labels = {LABEL_JOB: "gpt", LABEL_JOB_UID: job["metadata"]["uid"]}
     pods = await setup.cluster.list_pods(setup.namespace, labels=labels)
     return {pod["metadata"]["name"]: pod for pod in pods}
+
+
+def _key(job: Manifest) -> JobKey:
+    return JobKey(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])

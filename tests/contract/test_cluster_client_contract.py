@@ -242,7 +242,7 @@ async def test_a_bound_token_costs_no_review_and_ends_with_its_pod(setup: Setup,
     assert await keys.verify(token[:-8] + "AAAAAAAA", audience=TOKEN_AUDIENCE) is None
 
     await setup.cluster.delete_pod(setup.namespace, "gpt-1", uid=uid, grace_seconds=0)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(20):
         while await pods_of(setup, job):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     pods.keep(key, frozenset())
@@ -254,7 +254,7 @@ async def test_a_bound_token_costs_no_review_and_ends_with_its_pod(setup: Setup,
 async def test_a_job_that_others_delete_is_gone(setup: Setup, job: Manifest) -> None:
     key = JobKey(namespace=setup.namespace, name="gpt")
     await setup.direct.delete_job(key, uid=job["metadata"]["uid"])
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(20):
         while await setup.cluster.get_job(key) is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert job["metadata"]["uid"] not in [each["metadata"]["uid"] for each in await setup.cluster.list_jobs()]

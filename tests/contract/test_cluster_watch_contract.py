@@ -22,7 +22,7 @@ async def events_of(setup: Setup, kind: Kind, version: int, names: set[str]) -> 
     Returns the names in the order of the watch, and whether each object is gone.
     """
     found: list[tuple[str, bool]] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(20):
         async for event in setup.watches.watch_kind(kind, version):
             if event.object is not None and event.object["metadata"]["name"] in names:
                 found.append((event.object["metadata"]["name"], event.deleted))
