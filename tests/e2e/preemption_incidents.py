@@ -33,7 +33,7 @@ def some(count: int, notice_seconds: float) -> Incident:
 
     def act(run: Rehearsal, choose: random.Random) -> None:
         time.sleep(choose.uniform(0.0, 1.0))  # not for something: to hit another moment of the loop each time
-        run.preempt(choose.sample(run.spot_nodes(), count), notice_seconds)
+        run.preempt(choose.sample(run.wait_for_spot_nodes(count), count), notice_seconds)
 
     nodes = "one node" if count == 1 else f"{count} nodes at once"
     return Incident(title=f"{nodes}, {notice_seconds:.0f} s of notice", act=act, num_spot=count)
@@ -44,14 +44,14 @@ def _host_is_drained(run: Rehearsal, choose: random.Random) -> None:
 
     The host is an on-demand node if there is one.
     """
-    host = run.members()[0]
+    host = run.wait_for_members()[0]
     run.kubectl("drain", host.node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s")
     run.wait("a generation without the host", lambda: host.pod not in [m.pod for m in run.members()] != [])
     run.kubectl("uncordon", host.node)
 
 
 def _during_start_up(run: Rehearsal, choose: random.Random) -> None:
-    first, second = choose.sample(run.spot_nodes(), 2)
+    first, second = choose.sample(run.wait_for_spot_nodes(2), 2)
     number = run.generation().number
     run.preempt([first], 30)
     run.wait("the next generation is started", lambda: run.generation().number > number)
@@ -64,14 +64,14 @@ def _during_a_checkpoint(run: Rehearsal, choose: random.Random) -> None:
     """Every step begins a save, unless one is under way, so that one always is."""
     number = run.generation().number
     run.set_interval("1steps")
-    run.wait("the new interval is in force", lambda: run.generation().number > number and run.spot_nodes())
-    run.preempt(choose.sample(run.spot_nodes(), 1), 30)
+    run.wait("the new interval is in force", lambda: run.generation().number > number)
+    run.preempt(choose.sample(run.wait_for_spot_nodes(), 1), 30)
     run.set_interval(INTERVAL)
 
 
 def _during_another_drain(run: Rehearsal, choose: random.Random) -> None:
+    first, *others = choose.sample(run.wait_for_spot_nodes(2), 2)
     generation = run.generation()
-    first, *others = choose.sample(run.spot_nodes(), 2)
     pods = [member.pod for member in generation.members]
     directories = [run.run_directory(pod, generation.number) for pod in pods]
     run.preempt([first], 30)
@@ -80,13 +80,13 @@ def _during_another_drain(run: Rehearsal, choose: random.Random) -> None:
 
 
 def _all_spot_one_after_the_other(run: Rehearsal, choose: random.Random) -> None:
-    for node in run.spot_nodes():
+    for node in run.wait_for_spot_nodes(3):
         run.preempt([node], 30)
         time.sleep(0.3)  # the pace of the cloud
 
 
 def _cancelled(run: Rehearsal, choose: random.Random) -> None:
-    nodes = choose.sample(run.spot_nodes(), 2)
+    nodes = choose.sample(run.wait_for_spot_nodes(2), 2)
     run.preempt(nodes, 60)
     time.sleep(choose.uniform(0.0, 1.0))  # before, while or after it is acted on
     run.cluster.cancel(nodes)
@@ -94,7 +94,7 @@ def _cancelled(run: Rehearsal, choose: random.Random) -> None:
 
 def _to_the_end(run: Rehearsal, choose: random.Random) -> None:
     """The shortest notice of the large clouds, waited out: the node goes on its own."""
-    node = choose.choice(run.spot_nodes())
+    node = choose.choice(run.wait_for_spot_nodes())
     run.preempt([node], 15)
     run.wait(f"{node} is gone", lambda: node in run.gone(), seconds=30)
 

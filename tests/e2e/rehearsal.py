@@ -191,9 +191,25 @@ class Rehearsal:
             f"waiting {status.members.waiting}; generation {generation}\n{events}"
         )
 
-    def wait_for_nodes(self, num: int, *, seconds: float = 90.0) -> None:
-        """Until at least `num` nodes train."""
-        self.wait(f"{num} nodes train", lambda: len(self.members()) >= num, seconds)
+    def wait_for_members(
+        self, num: int = 1, capacity_type: CapacityType | None = None, *, seconds: float = 90.0
+    ) -> list[Member]:
+        """Return `members` once there are at least `num`.
+
+        There are none for a moment when the job grows.
+        """
+        found: list[Member] = []
+
+        def enough() -> bool:
+            found[:] = self.members(capacity_type)
+            return len(found) >= num
+
+        self.wait(f"{num} members train", enough, seconds)
+        return found
+
+    def wait_for_spot_nodes(self, num: int = 1) -> list[str]:
+        """Return `spot_nodes` once there are at least `num`."""
+        return [member.node for member in self.wait_for_members(num, CapacityType.SPOT)]
 
     def wait_for_spot(self, num: int, *, ready: int, seconds: float = 90.0) -> None:
         """Wait until `num` spot nodes train and `ready` nodes of any kind are ready.
@@ -323,7 +339,7 @@ class Rehearsal:
 
     def begin(self, spec: dict[str, Any], members: int) -> None:
         self.apply(spec)
-        self.wait_for_nodes(members)
+        self.wait_for_members(members)
 
     def apply(self, spec: dict[str, Any]) -> None:
         """Create the job, and the folder of its records."""

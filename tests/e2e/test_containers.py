@@ -66,7 +66,7 @@ def test_a_job_in_containers_loses_no_step_to_a_drain_and_a_preemption(
     assert "leads" in kubectl("logs", "-n", NAMESPACE, "deploy/spottrain-operator")
 
     with rehearsal(cluster, "containers", shared_folder, members=2, image=trainer_image, **TWO_NODES) as run:
-        [node] = run.spot_nodes()
+        [node] = run.wait_for_spot_nodes()
         assert len(containers(cluster, node)) == 2  # the watcher and the member
         with run.incident("the node of a spot member is drained"):
             kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
@@ -74,7 +74,7 @@ def test_a_job_in_containers_loses_no_step_to_a_drain_and_a_preemption(
         kubectl("uncordon", node)
 
         run.wait_for_spot(1, ready=2)
-        [node] = run.spot_nodes()
+        [node] = run.wait_for_spot_nodes()
         with run.incident("one node, 15 s of notice, to the end"):
             run.preempt([node], 15)
             run.wait("the node is gone", lambda: node in run.gone(), 40)

@@ -131,7 +131,7 @@ def started(installed: Installed) -> list[Rehearsal]:
         entrypoint = {"script": "tests/e2e/jobs/mlp.py", "args": ["--until", over, "--step-seconds", "0.2"]}
         job.apply(manifest(job.name, job.folder, image=installed.image, entrypoint=entrypoint, **size))
     for job, size in zip(jobs, sizes, strict=True):
-        job.wait_for_nodes(size["nodes"]["min"])
+        job.wait_for_members(size["nodes"]["min"])
     return jobs
 
 

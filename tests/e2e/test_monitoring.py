@@ -93,7 +93,7 @@ def test_every_panel_and_every_alert_of_a_preempted_job_has_data(
         seen = f'spottrain_job_notice_to_drain_seconds_count{{job_name="{JOB}"}}'
         run.wait("Prometheus knows the job", lambda: prometheus.query(seen))
         with run.incident("one node, 30 s of notice, under the eyes of Prometheus"):
-            preempted = run.spot_nodes()[0]
+            preempted = run.wait_for_spot_nodes()[0]
             run.preempt([preempted], 30)
         run.wait("a commit after the preemption", lambda: committed_since_the_start(run))
         check_dashboards(run, prometheus)

@@ -84,7 +84,7 @@ def test_nodes_with_several_ranks_lose_no_step_either(operator_cluster: Cluster,
     num_nodes, num_local = several["nodes"]["max"], several["processesPerNode"]
     with rehearsal(operator_cluster, "hybrid", tmp_path, members=num_nodes, **several) as run:
         with run.incident("hybrid shards, two ranks a node: one node, 30 s of notice"):
-            run.preempt(run.spot_nodes()[:1], 30)
+            run.preempt(run.wait_for_spot_nodes()[:1], 30)
         status = run.finish()
     incident = run.evidence[-1]
     assert incident.world_before == num_nodes * num_local
@@ -106,10 +106,10 @@ def test_a_job_of_spot_nodes_alone_survives_the_loss_of_its_host(operator_cluste
     ) as run:
         run.wait_for_spot(2, ready=3)
         with run.incident("the host of the store, 30 s of notice"):
-            run.preempt([run.members()[0].node], 30)
+            run.preempt([run.wait_for_members()[0].node], 30)
         assert run.evidence[-1].redone == 0
         with run.incident("the host of the store, without notice"):
-            operator_cluster.kill([run.members()[0].node])
+            operator_cluster.kill([run.wait_for_members()[0].node])
         assert run.evidence[-1].redone <= run.evidence[-1].uncommitted
         status = run.finish()
         told = [reason for _, reason, _ in run.events()]
@@ -127,7 +127,7 @@ def test_a_notice_is_heeded_while_the_operator_is_stopped(operator_cluster: Clus
     """
     with rehearsal(operator_cluster, "alone", tmp_path, members=3, nodes={"max": 3}) as run:
         with run.incident("one node, while the operator is stopped"), run.operator_stopped():
-            generation, node = run.generation(), run.spot_nodes()[0]
+            node, generation = run.wait_for_spot_nodes()[0], run.generation()
             folders = [run.run_directory(member.pod, generation.number) for member in generation.members]
             ranks = [run.rank_process(member.pod, generation.number) for member in generation.members]
             run.preempt([node], 60)
@@ -159,7 +159,7 @@ def test_hugging_faces_trainer_loses_no_step_to_a_preemption(operator_cluster: C
         stability={"nonFinite": "skip"},
     ) as run:
         run.wait_for_spot(1, ready=2)
-        nodes = run.spot_nodes()
+        nodes = run.wait_for_spot_nodes()
         operator_cluster.preempt(nodes, notice_seconds=30, kind="rebalance")
         run.wait("a pod is ready ahead of time", lambda: run.status().members.waiting == 1)
         with run.incident("one node under Hugging Face's Trainer, 30 s of notice after a hint"):
@@ -177,23 +177,23 @@ def outcomes(folders: Sequence[Path]) -> list[Outcome | None]:
 
 
 def _kill_node(run: Rehearsal) -> None:
-    run.cluster.kill(run.spot_nodes()[:1])
+    run.cluster.kill(run.wait_for_spot_nodes()[:1])
 
 
 def _kill_host(run: Rehearsal) -> None:
-    run.cluster.kill([run.members()[0].node])
+    run.cluster.kill([run.wait_for_members()[0].node])
 
 
 def _kill_agent(run: Rehearsal) -> None:
-    kill(run.agent_process(run.members(CapacityType.SPOT)[0].pod))
+    kill(run.agent_process(run.wait_for_members(1, CapacityType.SPOT)[0].pod))
 
 
 def _kill_zygote(run: Rehearsal) -> None:
-    kill(run.zygote_process(run.members()[0].pod))
+    kill(run.zygote_process(run.wait_for_members()[0].pod))
 
 
 def _kill_rank(run: Rehearsal) -> None:
-    kill(run.rank_process(run.members()[-1].pod, run.generation().number))
+    kill(run.rank_process(run.wait_for_members()[-1].pod, run.generation().number))
 
 
 KILLS = (

@@ -39,7 +39,7 @@ def test_peers_lose_no_step_with_the_agent_that_relays_them(operator_cluster: Cl
     with rehearsal(operator_cluster, "relay", tmp_path, members=3, nodes={"max": 3}, capacity=capacity) as run:
         run.wait("node rank 0 alone is connected", lambda: with_operator(run) == {0})
         number = run.generation().number
-        relay = run.agent_process(run.members()[0].pod)
+        relay = run.agent_process(run.wait_for_members()[0].pod)
         begun = time.monotonic()
         relay.send_signal(signal.SIGSTOP)
         run.wait("its peers go to the operator", lambda: {1, 2} <= with_operator(run), seconds=10)
@@ -49,19 +49,19 @@ def test_peers_lose_no_step_with_the_agent_that_relays_them(operator_cluster: Cl
         assert run.generation().number == number, "training went on"
 
         with run.incident("a relayed member, 30 s of notice"):
-            run.preempt([run.members()[1].node], 30)
+            run.preempt([run.wait_for_members(2)[1].node], 30)
         run.bring_back()
         run.wait_for_spot(3, ready=3)
         run.wait("node rank 0 alone is connected", lambda: with_operator(run) == {0})
         with run.incident("the relay, 30 s of notice"):
-            run.preempt([run.members()[0].node], 30)
+            run.preempt([run.wait_for_members()[0].node], 30)
         assert [item.redone for item in run.evidence] == [0, 0]
 
         run.bring_back()
         run.wait_for_spot(3, ready=3)
         run.wait("node rank 0 alone is connected", lambda: with_operator(run) == {0})
         with run.incident("the relay's agent is killed"):
-            kill(run.agent_process(run.members()[0].pod))
+            kill(run.agent_process(run.wait_for_members()[0].pod))
         assert run.evidence[-1].redone <= run.evidence[-1].uncommitted
         run.wait("node rank 0 alone is connected", lambda: with_operator(run) == {0})
         status = run.finish()

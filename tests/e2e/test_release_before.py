@@ -87,7 +87,7 @@ def lose_their_nodes(jobs: list[Rehearsal], title: str) -> None:
     with ExitStack() as incidents:
         for job in jobs:
             incidents.enter_context(job.incident(f"{title}, {job.name}"))
-        jobs[0].preempt({node for job in jobs for node in job.spot_nodes()}, NOTICE_SECONDS)
+        jobs[0].preempt({node for job in jobs for node in job.wait_for_spot_nodes()}, NOTICE_SECONDS)
 
 
 def test_jobs_of_both_releases_train_under_the_operators_of_both(
@@ -102,7 +102,7 @@ def test_jobs_of_both_releases_train_under_the_operators_of_both(
         rehearsal(cluster, "old", tmp_path / "old", members=1, env=of_before, **ONE_SPOT_NODE) as old,
         rehearsal(cluster, "new", tmp_path / "new", members=1, **ONE_SPOT_NODE) as new,
     ):
-        assert "PYTHONPATH" in old.agent_process(old.members()[0].pod).environ()
+        assert "PYTHONPATH" in old.agent_process(old.wait_for_members()[0].pod).environ()
         lose_their_nodes([old, new], "under the operator of the release before")
         generations = [job.generation().number for job in (old, new)]
 

@@ -38,7 +38,7 @@ def test_a_node_lost_without_notice_costs_two_steps_at_most(operator_cluster: Cl
             # A generation that has only begun has nothing in memory yet, and the commit is as new.
             run.wait("ten steps of the newest generation", lambda: num_steps(run, run.generation().number) >= 10)
             with run.incident(what):
-                run.cluster.kill(run.spot_nodes()[:1])
+                run.cluster.kill(run.wait_for_spot_nodes()[:1])
             assert run.evidence[-1].redone <= 2, run.evidence[-1].row()
             replicated = run.generation().replicated_step
             assert replicated is not None, run.describe()

@@ -57,7 +57,7 @@ def test_no_commit_is_lost_when_etcd_goes_back_to_a_backup(
     with rehearsal(operator_cluster, "restored", tmp_path, members=2, **ONE_OF_EACH) as run:
         etcd.save(backup)
         with run.incident("one node, 30 s of notice, after the backup"):
-            run.preempt(run.spot_nodes(), 30)
+            run.preempt(run.wait_for_spot_nodes(), 30)
         run.bring_back()
         for bump, operator, meanwhile in (
             (1_000_000_000, "runs on", None),
