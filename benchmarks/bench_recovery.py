@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import clean_up_on_sigterm
-from benchmarks.processes import free_ports
+from benchmarks.ports import free_ports
 from benchmarks.recovery import managed, plain
 from benchmarks.recovery.outcome import Outcome
 

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from benchmarks import clean_up_on_sigterm
 from benchmarks.checkpoint.state import local_bytes, sharded_state
-from benchmarks.processes import free_ports
+from benchmarks.ports import free_ports
 from spottrain.checkpoint import Checkpointer, Replicas, open_storage
 from spottrain.world.launch import gloo_group
 from spottrain_api.contract import ReplicaHolder, ReplicaSettings, ReplicatedStep

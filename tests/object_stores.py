@@ -20,7 +20,7 @@ from typing import Any
 
 import boto3
 import pytest
-from benchmarks.processes import free_ports
+from benchmarks.ports import free_ports
 
 from spottrain.checkpoint import CheckpointStorage, open_storage
 

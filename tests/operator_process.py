@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from benchmarks.processes import free_ports
+from benchmarks.ports import free_ports
 
 from cluster_fixtures import Kubectl, wait_for
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME

@@ -18,7 +18,7 @@ from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import BotoCoreError, ClientError
 
 from benchmarks.checkpoint.state import State, local_tensors
-from benchmarks.processes import free_ports
+from benchmarks.ports import free_ports
 from spottrain_local.layout import ClusterLayout
 from spottrain_local.objectstore import GRPC_PORT_NAMES, PORT_NAMES, ObjectStore, remove_sockets
 

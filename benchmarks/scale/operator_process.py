@@ -16,7 +16,7 @@ import psutil
 
 import spottrain_api
 import spottrain_operator
-from benchmarks.processes import free_ports
+from benchmarks.ports import free_ports
 from benchmarks.scale.api_server import NAMESPACE
 from spottrain_api.contract import FILE_CONTROL_CA, FILE_CONTROL_URL, PATH_ASSIGNMENT
 from spottrain_local.node.api import ApiClient

@@ -17,7 +17,7 @@ from pathlib import Path
 import aiohttp
 import yaml
 from aiohttp import web
-from benchmarks.processes import free_ports
+from benchmarks.ports import free_ports
 from benchmarks.scale.api_server import ApiServer
 from yarl import URL
 

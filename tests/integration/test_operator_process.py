@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import pytest
 import yaml
-from benchmarks.processes import free_ports
+from benchmarks.ports import free_ports
 
 from cluster_fixtures import Kubectl, wait_for
 from operator_process import Jobs, OperatorProcess, running, watcher

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import aiohttp
 import pytest
-from benchmarks.processes import free_ports
+from benchmarks.ports import free_ports
 
 from memory_cluster import MemoryCluster
 from operator_world import KEY, job, older_definition

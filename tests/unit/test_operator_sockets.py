@@ -11,7 +11,7 @@ from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPI
 
 import aiohttp
 from aiohttp import web
-from benchmarks.processes import free_ports
+from benchmarks.ports import free_ports
 
 from spottrain_operator.control_api.certificates import issue, new_authority
 from spottrain_operator.control_api.sockets import Port, bound, keep_tls_buffers_small
