@@ -217,7 +217,7 @@ class JobStore:
         return open_storage(self.uri, endpoint_url=self.endpoint_url)
 
 
-@pytest.fixture(params=["file", "s3", pytest.param("gs", marks=pytest.mark.nightly)])
+@pytest.fixture(params=["s3", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("file", "gs"))])
 def job_store(request: pytest.FixtureRequest, tmp_path: Path) -> JobStore:
     """One on each of the stores."""
     kind = request.param

@@ -160,6 +160,7 @@ def _go_environment(scratch: Path) -> dict[str, str]:
         "GOCACHE": str(scratch / "build"),
         "GOMODCACHE": str(scratch / "modules"),
         "GOENV": str(config / "go" / "env"),  # The user's settings, such as those of the proxy, still apply.
+        "GOGC": "400",  # Compilers are short-lived, and collect garbage less often.
     }
     ours = {
         "CGO_ENABLED": "0",
@@ -172,7 +173,9 @@ def _go_environment(scratch: Path) -> dict[str, str]:
 
 
 def _run_build(go: Path, module: Path, target: Path, env: dict[str, str], console: Console) -> None:
-    flags = ["-trimpath", "-mod=readonly", f"-ldflags={_linker_flags((module / 'go.mod').read_text())}"]
+    # The linker leaves out what a debugger would need; without it, the compilers take a tenth less time.
+    debugging = "-gcflags=all=-dwarf=false"
+    flags = ["-trimpath", "-mod=readonly", debugging, f"-ldflags={_linker_flags((module / 'go.mod').read_text())}"]
     packages = list(PACKAGES.values())
     stale = "{{if .Stale}}{{.ImportPath}}{{end}}"
     with _display(console) as progress:

@@ -46,10 +46,8 @@ def test_no_step_is_redone_after_preemptions_with_notice(
     assert status.steps_redone == 0
 
 
-@pytest.mark.parametrize(
-    ("strategy", "provider", "source"),
-    [("fsdp", "gke", "gce"), pytest.param("deepspeed", "aks", "azure", marks=pytest.mark.nightly)],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("strategy", "provider", "source"), [("fsdp", "gke", "gce"), ("deepspeed", "aks", "azure")])
 def test_shards_lose_no_step_either(
     operator_cluster: Cluster, tmp_path: Path, strategy: str, provider: str, source: str
 ) -> None:

@@ -342,7 +342,7 @@ def test_what_contradicts_the_job_is_said_in_a_sentence(tmp_path: Path, fork: An
     )
 
 
-@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+@pytest.mark.parametrize("zero_stage", [*(pytest.param(each, marks=pytest.mark.nightly) for each in (1, 2)), 3])
 def test_ranks_that_use_different_experts_end_the_job_with_a_sentence(
     tmp_path: Path, fork: Any, zero_stage: int
 ) -> None:
