@@ -6,15 +6,18 @@ The agent notices that an operator is gone.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from spottrain_agent import contact, report_rhythm
 from spottrain_agent.control_client import ControlClient
 from spottrain_agent.routes import OLDER_REPORT_SECONDS
 from spottrain_api.contract import PATH_ASSIGNMENT, PATH_REPORT, REPORT_SECONDS_HEADER, AgentReport
@@ -32,12 +35,19 @@ class Operator:
     status: int = 204
     headers: dict[str, str] = field(default_factory=dict)
     polls: asyncio.Queue[float] = field(default_factory=asyncio.Queue)
+    requests: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
     client: ControlClient = field(init=False)
 
-    async def report(self, _: web.Request) -> web.Response:
+    async def report(self, request: web.Request) -> web.Response:
+        await self._note(request)
         return web.Response(status=self.status, headers=self.headers)
 
+    async def _note(self, request: web.Request) -> None:
+        assert request.transport is not None
+        await self.requests.put((request.path, request.transport.get_extra_info("peername")))
+
     async def assignment(self, request: web.Request) -> web.Response:
+        await self._note(request)
         await self.polls.put(float(request.query["wait"]))
         await asyncio.sleep(float(request.query["wait"]))
         return web.Response(status=204)
@@ -81,3 +91,24 @@ async def test_a_poll_is_repeated_once_a_report_has_failed(operator: Operator) -
         await operator.polls.get()
     following.cancel()
     await asyncio.wait({following})
+
+
+async def test_at_rest_reports_and_polls_take_turns_on_one_connection(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_rhythm, "FIRST_PAUSE_SECONDS", 0.1)
+    for name, seconds in (("EARLY_SECONDS", 0.2), ("IDLE_SECONDS", 0.3), ("REPORT_SECONDS", 0.8)):
+        monkeypatch.setattr(contact, name, seconds)
+    operator.headers = {REPORT_SECONDS_HEADER: "0.8"}
+    agent = contact.Contact("127.0.0.1", lambda: REPORT)
+    keeping = asyncio.create_task(agent.keep(operator.client, lambda _: None))
+    turn = [PATH_ASSIGNMENT, PATH_REPORT]
+    newest: deque[tuple[str, Any]] = deque(maxlen=6)
+    async with asyncio.timeout(30):
+        while True:
+            newest.append(await operator.requests.get())
+            paths, connections = zip(*newest, strict=True)
+            if [*paths] == 3 * turn and len(set(connections)) == 1:
+                break
+    keeping.cancel()
+    await asyncio.wait({keeping})

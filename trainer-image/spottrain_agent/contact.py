@@ -14,10 +14,15 @@ from collections.abc import Callable
 from spottrain_agent.control_client import BackOff, ControlClient
 from spottrain_agent.relay import RelayServer
 from spottrain_agent.report_rhythm import ReportRhythm
-from spottrain_api.contract import AgentReport, RelayAssignment
+from spottrain_agent.routes import IDLE_SECONDS
+from spottrain_api.contract import REPORT_SECONDS, AgentReport, RelayAssignment
 
 # How often the agent looks for news of which nothing tells it.
 LOOK_SECONDS = 1.0
+# A poll ends so long before the next report, which then uses its connection.
+EARLY_SECONDS = 2.0
+# The next poll waits at most so long for that report.
+SHARING_SECONDS = 1.0
 
 
 class Contact:
@@ -29,6 +34,8 @@ class Contact:
     def __init__(self, address: str, report: Callable[[], AgentReport]) -> None:
         self._make_report = report
         self._news = asyncio.Event()
+        self._has_looked = asyncio.Event()
+        self._is_early = False
         self._rhythm = ReportRhythm()
         self._relay = RelayServer(address, self.report_soon)
         self._is_known = False  # to whoever answers now
@@ -44,7 +51,7 @@ class Contact:
 
         async with asyncio.TaskGroup() as doing:
             doing.create_task(self._relay.run())
-            doing.create_task(control.follow_assignments(heed, self._lose_contact))
+            doing.create_task(control.follow_assignments(heed, self._lose_contact, lambda: self._share(control)))
             doing.create_task(self._report_forever(control))
 
     def report_soon(self) -> None:
@@ -63,11 +70,32 @@ class Contact:
         self._relay.lose_contact()
         self.report_soon()
 
+    async def _share(self, control: ControlClient) -> float:
+        """Send the report that is due before a poll, so that both use one connection.
+
+        While a poll is held, a report needs a connection of its own: a handshake, most of what a report costs the
+        operator.
+
+        Returns:
+            For how many seconds the next poll may be held: until shortly before the next report.
+        """
+        self._is_early = self._rhythm.seconds_left(time.monotonic()) < 1.5 * EARLY_SECONDS
+        if self._is_early or self._news.is_set():
+            self._has_looked.clear()
+            self._news.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SHARING_SECONDS):
+                    await self._has_looked.wait()
+        left = self._rhythm.seconds_left(time.monotonic())
+        # Reports that come sooner keep a connection of their own open.
+        return left - EARLY_SECONDS if left > IDLE_SECONDS else max(control.report_seconds, REPORT_SECONDS)
+
     async def _report_forever(self, control: ControlClient) -> None:
         while True:
             self._news.clear()
             report = self._report()
-            if self._relay.has_news or self._rhythm.is_due(report, time.monotonic()):
+            if self._is_early or self._relay.has_news or self._rhythm.is_due(report, time.monotonic()):
+                self._is_early = False
                 self._is_known = True
                 taken = await control.send_report(self._relay.filled(self._numbered(report)))
                 self._relay.sent(taken=taken, restarts=control.operator_restarts)
@@ -76,6 +104,7 @@ class Contact:
                 else:
                     self._rhythm.lose_contact()
                     self._relay.lose_contact()
+            self._has_looked.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._news.wait()

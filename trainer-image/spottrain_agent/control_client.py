@@ -10,7 +10,7 @@ import errno
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 
@@ -135,6 +135,10 @@ class RefusedReports(Outage):
         logger.info("The operator at %s takes this pod's reports again, after %.0f s.", self.url, elapsed)
 
 
+async def _longest() -> float:
+    return MAX_LONG_POLL_SECONDS
+
+
 class ControlClient:
     """Talks to the operator, through a relay if there is one that works.
 
@@ -178,19 +182,24 @@ class ControlClient:
         self.operator_restarts = False
 
     async def follow_assignments(
-        self, on_assignment: Callable[[RelayAssignment], None], on_lost_contact: Callable[[], None] = lambda: None
+        self,
+        on_assignment: Callable[[RelayAssignment], None],
+        on_lost_contact: Callable[[], None] = lambda: None,
+        before_poll: Callable[[], Awaitable[float]] = _longest,
     ) -> None:
         """Pass on each new assignment, until cancelled.
 
         Errors are only logged, because training continues. `on_lost_contact` is called after each, and if the next
-        answer comes from somebody else: a relay or an operator, which may know nothing of this agent.
+        answer comes from somebody else: a relay or an operator, which may know nothing of this agent. `before_poll`
+        is awaited before each poll of the operator itself, and returns for how many seconds it may be held.
         """
         revision = ""
         back_off = BackOff()
         while True:
             self._choose_route(on_lost_contact)
             try:
-                assignment, offset = await self._poll_while_reachable(revision)
+                seconds = await before_poll() if self._route is self._direct else MAX_LONG_POLL_SECONDS
+                assignment, offset = await self._poll_while_reachable(revision, seconds)
             except TRANSIENT_ERRORS as error:
                 if self._route is not self._direct:
                     self._give_up_relay(error)
@@ -251,14 +260,14 @@ class ControlClient:
         if self._clock() - self._polling_since > HELD_SECONDS:
             self._outage.succeeded(PATH_ASSIGNMENT)
 
-    async def _poll_while_reachable(self, revision: str) -> Told:
-        """Poll until a report fails.
+    async def _poll_while_reachable(self, revision: str, seconds: float) -> Told:
+        """Poll for at most so many seconds, and until a report fails.
 
         The node of whoever holds the poll may have gone down without a word.
         """
         self._unreachable.clear()
         self._polling_since = self._clock()
-        poll = asyncio.create_task(self._route.poll(revision, self._poll_seconds()))
+        poll = asyncio.create_task(self._route.poll(revision, min(seconds, self._poll_seconds())))
         unreachable = asyncio.create_task(self._unreachable.wait())
         try:
             await asyncio.wait({poll, unreachable}, return_when=asyncio.FIRST_COMPLETED)

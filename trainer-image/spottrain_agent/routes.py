@@ -32,8 +32,7 @@ FIRST_REPORT_SECONDS = 3.0
 MAX_REPORT_SECONDS = 30.0
 CONNECT_SECONDS = 2.0
 POLL_TIMEOUT = aiohttp.ClientTimeout(total=MAX_LONG_POLL_SECONDS + 10, sock_connect=CONNECT_SECONDS)
-# A connection without a request is closed after this time. It takes 45 KiB of the operator's memory, and at rest, a
-# report comes every 30 s.
+# A connection without a request is closed after this time: it takes 45 KiB of the operator's memory.
 IDLE_SECONDS = 5.0
 # Longest pause between reports to an operator that names none.
 OLDER_REPORT_SECONDS = 1.0
