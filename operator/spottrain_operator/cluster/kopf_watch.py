@@ -146,6 +146,22 @@ def build_registry(put: Callable[[RawEvent], None]) -> kopf.OperatorRegistry:
     return registry
 
 
+class NoDiffs(kopf.DiffBaseStorage):
+    """Nothing is compared with what kopf has shown before.
+
+    For handlers of changes, of which there are none here, kopf copies each job at each event, twice.
+    """
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+
 def build_settings() -> kopf.OperatorSettings:
     """Settings of kopf, with a limit on every wait.
 
@@ -153,6 +169,7 @@ def build_settings() -> kopf.OperatorSettings:
     jobs in pages, and keeps no task for a job that nothing happens to: there may be thousands.
     """
     settings = kopf.OperatorSettings()
+    settings.persistence.diffbase_storage = NoDiffs()
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
