@@ -58,6 +58,8 @@ class Draft:
         """With the condition `kind`, whose transition time changes only with its truth."""
         truth = "True" if holds else "False"
         old = self.status.condition(kind)
+        if old is not None and (old.status, old.reason, old.message) == (truth, reason.value, message):
+            return self
         since = now if old is None or old.status != truth else old.last_transition_time
         new = Condition(
             type=kind.value, status=truth, reason=reason.value, message=message, last_transition_time=since
