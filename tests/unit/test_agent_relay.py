@@ -251,6 +251,13 @@ async def test_what_is_no_news_goes_with_the_relays_own_next_report(alone: Alone
     assert relay.filled(alone.own).peers == (quiet,)
     assert relay.filled(alone.own).peers == ()
 
+    with relay._polling("uid-2"):
+        relay.sent(taken=False, restarts=True)
+        relay.lose_contact()
+        last = news.model_copy(update={"number": 5})
+        assert await alone.route.report(last) > 0, "an operator has taken its news, and the next one will"
+        assert relay.filled(alone.own).peers == (last,)
+
 
 async def test_a_batch_is_measured_in_bytes(alone: Alone) -> None:
     """The operator refuses one that is too large, and most letters have several."""
@@ -324,11 +331,13 @@ async def test_peers_leave_a_relay_that_is_alone_for_long(job: Job, monkeypatch:
         ([(1, "silent"), (15, "silent")], True),
         ([(1, "silent"), (16, "silent")], False),
         ([(1, "refused"), (30, "refused"), (44, "silent")], True),
-        ([(1, "refused"), (30, "refused"), (31, "silent"), (45, "silent")], False),
+        ([(1, "refused"), (30, "refused"), (31, "silent"), (120, "silent")], True),
+        ([(1, "silent"), (15, "refused"), (120, "silent")], True),
         ([(1, "refused"), (30, "refused"), (60, "refused"), (120, "refused")], True),
         ([(1, "refused"), (30, "refused"), (60, "refused"), (121, "refused")], False),
         ([(1, "silent"), (61, "taken")], True),
         ([(1, "refused"), (61, "taken"), (62, "silent"), (76, "silent")], True),
+        ([(1, "refused"), (61, "taken"), (62, "silent"), (77, "silent")], False),
     ],
 )
 async def test_peers_stay_longer_in_a_restart(attempts: list[tuple[float, str]], *, stay: bool) -> None:

@@ -38,8 +38,8 @@ UNKNOWN_PEER_SECONDS = 1.0
 BETWEEN_POLLS_SECONDS = 2.0
 # If the operator doesn't answer for this long, this node may be cut off, and peers go to it themselves.
 SILENT_OPERATOR_SECONDS = 15.0
-# While it restarts, nobody listens at its address, and it may answer 503 then. One of a thousand jobs takes half a
-# minute or more for both, and all their peers would shake hands with it.
+# While it restarts, nobody listens at its address, and it may answer 503 then. After that, one of a thousand jobs may
+# be too busy to answer for more than 15 s. It would be busier if all their peers shook hands with it.
 RESTART_SECONDS = 120.0
 # The kernel gives a peer up that has acknowledged nothing for this long.
 UNACKNOWLEDGED_MILLISECONDS = 2000
@@ -73,11 +73,13 @@ class RelayServer:
         self._reports: dict[str, AgentReport] = {}
         self._unsent: set[str] = set()
         self._quiet: set[str] = set()  # peers whose newest report has no news, and goes with the next one
+        self._sending: set[str] = set()  # peers whose newest report is in that which is filled
+        self._heard: set[str] = set()  # peers whose newest news an operator has taken
         self._waiting: dict[str, asyncio.Future[bool]] = {}
         self._in_flight: dict[str, asyncio.Future[bool]] = {}
         self._told: frozenset[str] | None = frozenset()
         self._alone_since: float | None = None
-        self._silent_since = 0.0
+        self._restarts = False
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -108,6 +110,7 @@ class RelayServer:
         self._reports = {uid: report for uid, report in self._reports.items() if uid in peers}
         self._unsent &= peers.keys()
         self._quiet &= peers.keys()
+        self._heard &= peers.keys()
         for uid in self._waiting.keys() - peers.keys():
             _settle(self._waiting.pop(uid), taken=False)
         changed, self._changed = self._changed, asyncio.Event()
@@ -135,6 +138,7 @@ class RelayServer:
             chosen.append(uid)
         self._unsent -= set(chosen)
         self._quiet -= set(chosen)
+        self._sending = set(chosen)
         self._in_flight = {uid: self._waiting.pop(uid) for uid in chosen if uid in self._waiting}
         self._told = self.present
         peers = tuple(self._reports[uid] for uid in chosen)
@@ -150,13 +154,13 @@ class RelayServer:
             _settle(future, taken=taken)
         if taken:
             self._alone_since = None
+            self._restarts = False
+            self._heard |= self._sending & self._peers.keys()
             if self.has_news:
                 self._on_news()
             return
-        now = self._clock()
-        if self._alone_since is None or restarts:
-            self._silent_since = now
-        self._alone_since = now if self._alone_since is None else self._alone_since
+        self._alone_since = self._clock() if self._alone_since is None else self._alone_since
+        self._restarts |= restarts
         for uid in answered.keys() - self._waiting.keys():  # the peer hands it to the operator itself
             self._reports.pop(uid, None)
             self._unsent.discard(uid)  # the contact may have been lost meanwhile
@@ -210,9 +214,12 @@ class RelayServer:
         known = self._reports.get(uid)
         if known is None or not report.is_older_than(known):
             self._reports[uid] = report
-            if known is not None and report.news == known.news and self._is_taken(uid):
-                self._quiet.add(uid)
+            if known is not None and report.news == known.news and uid in self._heard:
+                if uid not in self._unsent:
+                    self._quiet.add(uid)
                 return self._taken(nonce)
+            self._heard.discard(uid)
+            self._sending.discard(uid)
             self._quiet.discard(uid)
             self._unsent.add(uid)
         elif uid not in self._unsent:
@@ -222,10 +229,6 @@ class RelayServer:
         if not await asyncio.shield(future):
             raise web.HTTPServiceUnavailable(text="node rank 0 can't report to the operator")
         return self._taken(nonce)
-
-    def _is_taken(self, uid: str) -> bool:
-        """Whether no news of the peer waits for the operator to take it."""
-        return uid not in self._unsent and uid not in self._in_flight
 
     def _taken(self, nonce: str) -> web.Response:
         return web.Response(body=self._proven(nonce, f"{QUIET_REPORT_SECONDS:g}".encode()))
@@ -256,8 +259,8 @@ class RelayServer:
     def _hears_operator(self) -> bool:
         if self._alone_since is None:
             return True
-        now = self._clock()
-        return now < self._alone_since + RESTART_SECONDS and now < self._silent_since + SILENT_OPERATOR_SECONDS
+        patience = RESTART_SECONDS if self._restarts else SILENT_OPERATOR_SECONDS
+        return self._clock() < self._alone_since + patience
 
     @contextmanager
     def _polling(self, uid: str) -> Iterator[None]:
