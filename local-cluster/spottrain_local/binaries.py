@@ -173,7 +173,7 @@ def _go_environment(scratch: Path) -> dict[str, str]:
 
 
 def _run_build(go: Path, module: Path, target: Path, env: dict[str, str], console: Console) -> None:
-    # The linker leaves out what a debugger would need; without it, the compilers take a tenth less time.
+    # The linker leaves out what a debugger would need; without it, the compilers take less time.
     debugging = "-gcflags=all=-dwarf=false"
     flags = ["-trimpath", "-mod=readonly", debugging, f"-ldflags={_linker_flags((module / 'go.mod').read_text())}"]
     packages = list(PACKAGES.values())

@@ -136,9 +136,9 @@ class RelayServer:
             if chosen and size > MAX_BATCH_BYTES:
                 break
             chosen.append(uid)
-        self._unsent -= set(chosen)
-        self._quiet -= set(chosen)
         self._sending = set(chosen)
+        self._unsent -= self._sending
+        self._quiet -= self._sending
         self._in_flight = {uid: self._waiting.pop(uid) for uid in chosen if uid in self._waiting}
         self._told = self.present
         peers = tuple(self._reports[uid] for uid in chosen)

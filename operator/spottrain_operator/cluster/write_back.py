@@ -15,9 +15,10 @@ def as_written(status: TrainingJobStatus, before: TrainingJobStatus, found: Mani
     `before` stays as it was found. In a changed part, unknown fields stay at the top level, and in a generation that
     is still the same. Elsewhere they would describe something else.
     """
-    if before.to_dict() == found:
-        return status.to_dict()
-    written = _kept(TrainingJobStatus, status.to_dict(), before.to_dict(), found)
+    new, read = status.to_dict(), before.to_dict()
+    if read == found:
+        return new
+    written = _kept(TrainingJobStatus, new, read, found)
     generation, known = status.generation, before.generation
     if generation is not None and known is not None and generation.number == known.number:
         written["generation"] = _kept(
