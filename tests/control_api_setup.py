@@ -6,7 +6,7 @@ Its reviewer of tokens can hold and fail.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -123,3 +123,9 @@ def running(number: int, node_rank: int, relay: Relay | None = None, **changes: 
 def report(**changes: object) -> RelayReport:
     values = {"pod": POD.pod, "pod_uid": POD.uid, "rendezvous_port": 1234, "sent_at": NOW} | changes
     return RelayReport.model_validate(values)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.005)

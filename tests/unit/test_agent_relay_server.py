@@ -1,0 +1,147 @@
+"""A relay with one peer, without its own agent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+
+from control_api_setup import NOW, running, until
+from spottrain_agent import relay as relay_module
+from spottrain_agent.routes import RefusedError, RelayRoute
+from spottrain_api.contract import (
+    AgentReport,
+    Failure,
+    FailureReason,
+    Relay,
+)
+from spottrain_operator.control_api.report_bounds import MAX_BODY_BYTES
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A relay with one peer, whose own agent never reports unless the test does.
+
+    `asked` is set when there is something to report. `route` is the peer's way to it.
+    """
+
+    relay: relay_module.RelayServer
+    asked: asyncio.Event
+    serving: asyncio.Task[None]
+    route: RelayRoute
+    own: AgentReport
+    peers: AgentReport
+
+
+@pytest.fixture
+async def alone() -> AsyncIterator[Alone]:
+    asked = asyncio.Event()
+    relay = relay_module.RelayServer("127.0.0.1", asked.set)
+    relay.lead({"uid-2": running(1, 1)})
+    asked.clear()
+    serving = asyncio.create_task(relay.run())
+    own = AgentReport(pod="gpt-1", pod_uid="uid-1", rendezvous_port=1, sent_at=NOW)
+    peers = own.model_copy(update={"pod": "gpt-2", "pod_uid": "uid-2"})
+    async with aiohttp.ClientSession() as session:
+        route = RelayRoute(session, Relay(address=f"127.0.0.1:{relay.port}", token=relay.token), "uid-2")
+        yield Alone(relay, asked, serving, route, own, peers)
+    serving.cancel()
+    await asyncio.wait({serving})
+
+
+async def test_an_operator_that_goes_while_it_takes_a_report_ends_no_relay(alone: Alone) -> None:
+    """The poll ends first, and the report a moment later."""
+    relay = alone.relay
+    polling = asyncio.create_task(alone.route.poll(running(1, 1).revision, 60.0))
+    reporting = asyncio.create_task(alone.route.report(alone.peers))
+    await until(lambda: "uid-2" in relay.present and bool(relay._waiting))
+    assert relay.filled(alone.own).peers == (alone.peers,)
+    relay.lose_contact()
+    relay.sent(taken=False)
+    with pytest.raises(RefusedError, match="503"):
+        await reporting
+    assert relay.filled(alone.own).peers == (), "the peer hands it to the operator itself"
+    polling.cancel()
+
+
+async def test_what_is_no_news_goes_with_the_relays_own_next_report(alone: Alone) -> None:
+    relay, news = alone.relay, alone.peers.model_copy(update={"number": 1})
+    reporting = asyncio.create_task(alone.route.report(news))
+    await until(lambda: relay.has_news)
+    assert relay.filled(alone.own).peers == (news,)
+
+    again = news.model_copy(update={"number": 2, "step_age_seconds": 5.0})
+    repeating = asyncio.create_task(alone.route.report(again))
+    await until(lambda: relay.has_news)
+    relay.sent(taken=True)
+    assert relay.filled(alone.own).peers == (again,), "the operator had not taken the news yet"
+    relay.sent(taken=True)
+    assert await reporting == await repeating > 0
+
+    alone.asked.clear()
+    for number in (3, 4):
+        quiet = news.model_copy(update={"number": number})
+        assert await alone.route.report(quiet) > 0
+    assert not relay.has_news
+    assert not alone.asked.is_set()
+    assert relay.filled(alone.own).peers == (quiet,)
+    assert relay.filled(alone.own).peers == ()
+
+    with relay._polling("uid-2"):
+        relay.sent(taken=False, restarts=True)
+        relay.lose_contact()
+        last = news.model_copy(update={"number": 5})
+        assert await alone.route.report(last) > 0, "an operator has taken its news, and the next one will"
+        assert relay.filled(alone.own).peers == (last,)
+
+
+async def test_a_batch_is_measured_in_bytes(alone: Alone) -> None:
+    """The operator refuses one that is too large, and most letters have several."""
+    told = AgentReport(
+        **dict(alone.own) | {"failure": Failure(reason=FailureReason.SCRIPT_ERROR, message="損" * 4000)}
+    )
+    size = len(told.to_json().encode())
+    reports = {f"uid-{n}": told.model_copy(update={"pod_uid": f"uid-{n}"}) for n in range(2, 40)}
+    alone.relay._reports.update(reports)
+    alone.relay._unsent.update(reports)
+    body = alone.relay.filled(told).to_json().encode()
+    assert relay_module.MAX_BATCH_BYTES - size < len(body) < relay_module.MAX_BATCH_BYTES + 2 * size < MAX_BODY_BYTES
+
+
+async def test_a_relay_that_ends_answers_whoever_waits(alone: Alone, caplog: pytest.LogCaptureFixture) -> None:
+    reporting = asyncio.create_task(alone.route.report(alone.peers))
+    async with asyncio.timeout(10):
+        await alone.asked.wait()
+        alone.serving.cancel()
+        with pytest.raises(RefusedError, match="503: node rank 0 can't report to the operator"):
+            await reporting
+    await asyncio.wait({alone.serving})
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("attempts", "stay"),
+    [
+        ([(1, "silent"), (15, "silent")], True),
+        ([(1, "silent"), (16, "silent")], False),
+        ([(1, "refused"), (30, "refused"), (44, "silent")], True),
+        ([(1, "refused"), (30, "refused"), (31, "silent"), (120, "silent")], True),
+        ([(1, "silent"), (15, "refused"), (120, "silent")], True),
+        ([(1, "refused"), (30, "refused"), (60, "refused"), (120, "refused")], True),
+        ([(1, "refused"), (30, "refused"), (60, "refused"), (121, "refused")], False),
+        ([(1, "silent"), (61, "taken")], True),
+        ([(1, "refused"), (61, "taken"), (62, "silent"), (76, "silent")], True),
+        ([(1, "refused"), (61, "taken"), (62, "silent"), (77, "silent")], False),
+    ],
+)
+async def test_peers_stay_longer_in_a_restart(attempts: list[tuple[float, str]], *, stay: bool) -> None:
+    """For 15 s of silence, and for two minutes of a restart."""
+    now = 0.0
+    relay = relay_module.RelayServer("127.0.0.1", lambda: None, lambda: now)
+    with relay._socket:
+        for now, outcome in attempts:  # noqa: B007 - the relay's clock
+            relay.sent(taken=outcome == "taken", restarts=outcome == "refused")
+        assert relay._hears_operator() is stay
