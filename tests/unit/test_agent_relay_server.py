@@ -14,6 +14,7 @@ from spottrain_agent import relay as relay_module
 from spottrain_agent.routes import RefusedError, RelayRoute
 from spottrain_api.contract import (
     AgentReport,
+    CommitRef,
     Failure,
     FailureReason,
     Relay,
@@ -67,7 +68,7 @@ async def test_an_operator_that_goes_while_it_takes_a_report_ends_no_relay(alone
     polling.cancel()
 
 
-async def test_what_is_no_news_goes_with_the_relays_own_next_report(alone: Alone) -> None:
+async def test_what_can_wait_goes_with_the_relays_own_next_report(alone: Alone) -> None:
     relay, news = alone.relay, alone.peers.model_copy(update={"number": 1})
     reporting = asyncio.create_task(alone.route.report(news))
     await until(lambda: relay.has_news)
@@ -90,10 +91,16 @@ async def test_what_is_no_news_goes_with_the_relays_own_next_report(alone: Alone
     assert relay.filled(alone.own).peers == (quiet,)
     assert relay.filled(alone.own).peers == ()
 
+    commit = CommitRef(generation=1, step=50, manifest="attempts/g1/manifest-50.json", committed_at=NOW)
+    committed = news.model_copy(update={"number": 5, "commit": commit})
+    assert await alone.route.report(committed) > 0, "node rank 0 tells of the commit itself"
+    assert not alone.asked.is_set()
+    assert relay.filled(alone.own).peers == (committed,)
+
     with relay._polling("uid-2"):
         relay.sent(taken=False, restarts=True)
         relay.lose_contact()
-        last = news.model_copy(update={"number": 5})
+        last = committed.model_copy(update={"number": 6, "commit": commit.model_copy(update={"step": 60})})
         assert await alone.route.report(last) > 0, "an operator has taken its news, and the next one will"
         assert relay.filled(alone.own).peers == (last,)
 

@@ -2,8 +2,8 @@
 
 So the operator has one connection for each job. Peers ask and report here as they would at the control API, and each
 side proves that it knows the relay's token. A peer is there as long as it holds a poll here. This agent's own reports
-say so to the operator, and carry those of the peers. A peer's news is reported at once. All else waits for this
-agent's own next report.
+say so to the operator, and carry those of the peers. A peer's news is reported at once. A commit isn't: this agent
+reports it at once itself. That and all else waits for this agent's own next report.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class RelayServer:
         self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._reports: dict[str, AgentReport] = {}
         self._unsent: set[str] = set()
-        self._quiet: set[str] = set()  # peers whose newest report has no news, and goes with the next one
+        self._quiet: set[str] = set()  # peers whose newest report can wait for the next one
         self._sending: set[str] = set()  # peers whose newest report is in that which is filled
-        self._heard: set[str] = set()  # peers whose newest news an operator has taken
+        self._heard: set[str] = set()  # peers whose newest news, but commits, an operator has taken
         self._waiting: dict[str, asyncio.Future[bool]] = {}
         self._in_flight: dict[str, asyncio.Future[bool]] = {}
         self._told: frozenset[str] | None = frozenset()
@@ -199,7 +199,9 @@ class RelayServer:
         return response
 
     async def _report(self, request: web.Request) -> web.Response:
-        """Answer once the operator has taken the report, or at once if it has no news.
+        """Answer once the operator has taken the report, or at once if it can wait.
+
+        It can if it has no news, or none but a commit.
 
         503: the operator has not taken it, so the peer has to go there itself.
         """
@@ -214,7 +216,7 @@ class RelayServer:
         known = self._reports.get(uid)
         if known is None or not report.is_older_than(known):
             self._reports[uid] = report
-            if known is not None and report.news == known.news and uid in self._heard:
+            if known is not None and report.news_but_commits == known.news_but_commits and uid in self._heard:
                 if uid not in self._unsent:
                     self._quiet.add(uid)
                 return self._taken(nonce)

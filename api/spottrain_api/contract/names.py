@@ -64,7 +64,8 @@ LONG_POLL_SECONDS = 25.0
 MAX_LONG_POLL_SECONDS = 240.0
 # Header of the answer to a report: how often an agent has to report while it has no news. Without it, every second.
 REPORT_SECONDS_HEADER = "Spottrain-Report-Seconds"
-REPORT_SECONDS = 30.0
+# As often as the operator records the progress of a job by default.
+REPORT_SECONDS = 45.0
 # The same for members other than node rank 0, whose progress no status shows.
 QUIET_REPORT_SECONDS = 240.0
 PATH_ASSIGNMENT = "/v1/assignment"
