@@ -31,6 +31,17 @@ def test_a_job_at_rest_waits_for_its_next_record_and_nothing_is_written() -> Non
     assert plan.requeue_after == RECORD_INTERVAL - 10
 
 
+def test_a_job_that_a_new_operator_has_not_heard_waits_for_its_agents() -> None:
+    def hears(num_agents: int) -> Scene:
+        known = dict(list(at_rest().observed.reports.items())[:num_agents])
+        return replace(at_rest(), observed=replace(at_rest().observed, reports=known, listening_since=NOW))
+
+    assert hears(0).plan().requeue_after == RECORD_INTERVAL - 10
+    assert hears(0).node(4, notice=notice(4)).plan().requeue_after == 0.5
+    assert hears(1).plan().requeue_after == 2.0, "the others are missing"
+    assert hears(4).plan().requeue_after == RECORD_INTERVAL - 10
+
+
 RESTLESS: dict[str, Callable[[Scene], Scene]] = {
     "a member that is not there": lambda scene: scene.says(4, age=2.0),
     "a member that makes no steps": lambda scene: scene.says(4, step_age_seconds=40.0),

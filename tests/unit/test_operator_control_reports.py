@@ -172,7 +172,7 @@ async def test_a_notice_is_urgent(setup: Setup) -> None:
     assert [urgent for _, urgent in setup.woken] == [False, True, False]
 
 
-@pytest.mark.parametrize(("node_rank", "seconds"), [(None, 30.0), (0, 30.0), (1, 240.0)])
+@pytest.mark.parametrize(("node_rank", "seconds"), [(None, 45.0), (0, 45.0), (1, 240.0)])
 async def test_agents_are_told_how_seldom_they_may_report(
     setup: Setup, node_rank: int | None, seconds: float
 ) -> None:
