@@ -38,6 +38,7 @@ def test_a_job_that_a_new_operator_has_not_heard_waits_for_its_agents() -> None:
 
     assert hears(0).plan().requeue_after == RECORD_INTERVAL - 10
     assert hears(0).node(4, notice=notice(4)).plan().requeue_after == 0.5
+    assert hears(0).node(4, ready=False).plan().requeue_after == 2.0, "its silence counts in a moment"
     assert hears(1).plan().requeue_after == 2.0, "the others are missing"
     assert hears(4).plan().requeue_after == RECORD_INTERVAL - 10
 

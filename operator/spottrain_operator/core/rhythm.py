@@ -57,15 +57,18 @@ def _is_at_rest(situation: Situation, generation: GenerationStatus) -> bool:
     """Whether all pods are members that are there and make steps.
 
     Then only an event can change that. An agent reports at once that steps no longer come, and the end of its
-    connection shows that it is gone. The same holds while a new operator has heard none of them: no silence counts
-    before it hears one.
+    connection shows that it is gone. The same holds while a new operator has heard none of them: unless a node is
+    lost, no silence counts before it hears one.
     """
     members = members_of(situation, generation)
     starting = generation.first_step_at is None and not says_nothing(situation, generation)
     if starting or situation.pods.keys() != {m.member.pod_uid for m in members}:
         return False
     if not situation.observed.reports:
-        return all(m.state is MemberState.AWAITED and m.facts is not None and m.facts.doom is None for m in members)
+        return all(
+            m.state is MemberState.AWAITED and m.facts is not None and m.facts.doom is None and not m.facts.node_lost
+            for m in members
+        )
     watches = spot_watches(generation, situation.observed.reports)
     return all(each.settled for each in watches) and all(
         m.state is MemberState.RUNNING
