@@ -2,8 +2,8 @@
 
 So the operator has one connection for each job. Peers ask and report here as they would at the control API, and each
 side proves that it knows the relay's token. A peer is there as long as it holds a poll here. This agent's own reports
-say so to the operator, and carry those of the peers. A peer's news is reported at once. A commit isn't: this agent
-reports it at once itself. That and all else waits for this agent's own next report.
+say so to the operator, and carry those of the peers. A peer's news is reported at once, except a commit, which this
+agent reports at once itself. All else waits for this agent's own next report.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RelayServer:
         self._unsent: set[str] = set()
         self._quiet: set[str] = set()  # peers whose newest report can wait for the next one
         self._sending: set[str] = set()  # peers whose newest report is in that which is filled
-        self._heard: set[str] = set()  # peers whose newest news, but commits, an operator has taken
+        self._news_taken: set[str] = set()  # peers whose newest news, except commits, an operator has
         self._waiting: dict[str, asyncio.Future[bool]] = {}
         self._in_flight: dict[str, asyncio.Future[bool]] = {}
         self._told: frozenset[str] | None = frozenset()
@@ -110,7 +110,7 @@ class RelayServer:
         self._reports = {uid: report for uid, report in self._reports.items() if uid in peers}
         self._unsent &= peers.keys()
         self._quiet &= peers.keys()
-        self._heard &= peers.keys()
+        self._news_taken &= peers.keys()
         for uid in self._waiting.keys() - peers.keys():
             _settle(self._waiting.pop(uid), taken=False)
         changed, self._changed = self._changed, asyncio.Event()
@@ -155,7 +155,7 @@ class RelayServer:
         if taken:
             self._alone_since = None
             self._restarts = False
-            self._heard |= self._sending & self._peers.keys()
+            self._news_taken |= self._sending & self._peers.keys()
             if self.has_news:
                 self._on_news()
             return
@@ -216,11 +216,11 @@ class RelayServer:
         known = self._reports.get(uid)
         if known is None or not report.is_older_than(known):
             self._reports[uid] = report
-            if known is not None and report.news_but_commits == known.news_but_commits and uid in self._heard:
+            if known is not None and report.news_but_commits == known.news_but_commits and uid in self._news_taken:
                 if uid not in self._unsent:
                     self._quiet.add(uid)
                 return self._taken(nonce)
-            self._heard.discard(uid)
+            self._news_taken.discard(uid)
             self._sending.discard(uid)
             self._quiet.discard(uid)
             self._unsent.add(uid)

@@ -54,11 +54,11 @@ def _while_running(situation: Situation, draft: Draft, generation: GenerationSta
 
 
 def _is_at_rest(situation: Situation, generation: GenerationStatus) -> bool:
-    """Whether all pods are members that are there and make steps.
+    """Whether only an event can change the decision.
 
-    Then only an event can change that. An agent reports at once that steps no longer come, and the end of its
-    connection shows that it is gone. The same holds while a new operator has heard none of them: unless a node is
-    lost, no silence counts before it hears one.
+    Either all pods are members that are there and make steps. An agent reports at once that steps no longer come, and
+    the end of its connection shows that it is gone. Or a new operator has heard none of them yet, and no node is
+    lost: no silence counts before it hears one.
     """
     members = members_of(situation, generation)
     starting = generation.first_step_at is None and not says_nothing(situation, generation)
