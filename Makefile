@@ -60,6 +60,9 @@ docs: $(STAMP) ## Build the documentation into build/docs. A dead link is an err
 
 test: $(STAMP) ## Check style, types and docs, then run all tests.
 	$(MAKE) --no-print-directory --jobs=3 --output-sync=line lint docs binaries prometheus
+	$(BIN)/python -m pytest --numprocesses=3 --no-loadscope-reorder -m 'not nightly'
+
+coverage: $(STAMP) binaries prometheus ## Run the tests of `make test`, and show what none of them reaches.
 	$(BIN)/python -m pytest --numprocesses=3 --no-loadscope-reorder -m 'not nightly' --cov
 
 test-nightly: $(STAMP) binaries ## Run the tests that `make test` leaves out: long ones, and further variants.
