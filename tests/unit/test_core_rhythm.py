@@ -31,16 +31,36 @@ def test_a_job_at_rest_waits_for_its_next_record_and_nothing_is_written() -> Non
     assert plan.requeue_after == RECORD_INTERVAL - 10
 
 
-def test_a_job_that_a_new_operator_has_not_heard_waits_for_its_agents() -> None:
-    def hears(num_agents: int) -> Scene:
-        known = dict(list(at_rest().observed.reports.items())[:num_agents])
-        return replace(at_rest(), observed=replace(at_rest().observed, reports=known, listening_since=NOW))
+def to_a_new_operator(scene: Scene, num_heard: int) -> Scene:
+    """The operator began to listen a second ago, and has heard `num_heard` agents."""
+    known = dict(list(scene.observed.reports.items())[:num_heard])
+    return replace(scene, observed=replace(scene.observed, reports=known, listening_since=NOW - timedelta(seconds=1)))
 
-    assert hears(0).plan().requeue_after == RECORD_INTERVAL - 10
-    assert hears(0).node(4, notice=notice(4)).plan().requeue_after == 0.5
-    assert hears(0).node(4, ready=False).plan().requeue_after == 2.0, "its silence counts in a moment"
-    assert hears(1).plan().requeue_after == 2.0, "the others are missing"
-    assert hears(4).plan().requeue_after == RECORD_INTERVAL - 10
+
+def test_a_job_that_a_new_operator_has_not_heard_waits_for_its_agents() -> None:
+    unheard = to_a_new_operator(at_rest(), 0)
+    assert unheard.plan().requeue_after == RECORD_INTERVAL - 10
+    assert unheard.node(4, notice=notice(4)).plan().requeue_after == 0.5
+    assert unheard.node(4, ready=False).plan().requeue_after == 2.0, "its silence counts in a moment"
+    assert to_a_new_operator(at_rest(), 1).plan().requeue_after == 2.0, "the others are missing"
+    assert to_a_new_operator(at_rest(), 4).plan().requeue_after == RECORD_INTERVAL - 10
+
+
+@pytest.mark.parametrize("num_missed", [0, 1, 7])
+def test_a_new_operator_makes_up_for_no_records(num_missed: int) -> None:
+    """Else, the records of all jobs would be due in its first passes."""
+
+    def recorded(seconds: float) -> Scene:
+        newest = NOW - timedelta(seconds=num_missed * RECORD_INTERVAL + seconds)
+        return to_a_new_operator(at_rest().status(accounted_at=newest), 4)
+
+    waits = recorded(10).plan()
+    assert waits.status == recorded(10).observed.job.status
+    assert waits.requeue_after == RECORD_INTERVAL - 10
+    due = to_a_new_operator(
+        at_rest().status(accounted_at=NOW - timedelta(seconds=(num_missed + 1) * RECORD_INTERVAL)), 4
+    )
+    assert due.plan().status.accounted_at == NOW
 
 
 RESTLESS: dict[str, Callable[[Scene], Scene]] = {

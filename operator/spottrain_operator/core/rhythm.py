@@ -43,7 +43,7 @@ def _while_running(situation: Situation, draft: Draft, generation: GenerationSta
     if not _is_at_rest(situation, generation):
         return _RESTLESS
     status, limit = draft.status, situation.spec.run_policy.active_deadline_seconds
-    times = [after(status.accounted_at or situation.now, situation.observed.record_interval)]
+    times = [situation.next_record(status.accounted_at or situation.now)]
     if limit is not None and status.start_time is not None:
         times.append(after(status.start_time, limit))
     if status.fallback_since is not None:

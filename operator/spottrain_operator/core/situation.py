@@ -21,6 +21,7 @@ from spottrain_operator.core.timing import (
     OPERATOR_RESTART_GRACE,
     SILENT_ON_LOST_NODE,
     SILENT_WHILE_OTHERS_ENDED,
+    after,
     seconds_between,
 )
 
@@ -134,7 +135,17 @@ class Situation:
     def records(self) -> bool:
         """Whether to record what changes all the time, even if nothing else changes."""
         at = self.observed.job.status.accounted_at
-        return at is None or seconds_between(at, self.now) >= self.observed.record_interval
+        return at is None or self.next_record(at) <= self.now
+
+    def next_record(self, newest: datetime) -> datetime:
+        """When to record again after the record of `newest`.
+
+        A new operator doesn't make up for records that were due before it listened, because it has heard nobody. Each
+        job keeps its rhythm, or all would be due at once.
+        """
+        interval = self.observed.record_interval
+        num_missed = max(0.0, seconds_between(newest, self.observed.listening_since) // interval)
+        return after(newest, (num_missed + 1) * interval)
 
     @cached_property
     def _derived(self) -> dict[object, Any]:
