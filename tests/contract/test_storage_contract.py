@@ -30,7 +30,7 @@ ROUNDS = 20
 WRITERS = 8
 
 
-@pytest.fixture(params=["memory", "file", "s3", "moto", "gs"])
+@pytest.fixture(params=["memory", "file", "s3", pytest.param("moto", marks=pytest.mark.nightly), "gs"])
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """A function that opens the same store again, as several processes would.
 

@@ -20,8 +20,7 @@ pytestmark = pytest.mark.cluster
 CHART = Path(__file__).parents[2] / "charts" / "spottrain"
 CRDS = Path(__file__).parents[2] / "crds"
 PRESETS = {path.name: yaml.safe_load(path.read_text()) for path in CHART.glob("values.*.yaml")}
-CLOUDS: dict[str, dict[str, Any]] = PRESETS | {
-    "defaults": {},
+FURTHER_VALUES: dict[str, dict[str, Any]] = {
     "eks": {
         "nodeSelector": {"eks.amazonaws.com/capacityType": "ON_DEMAND"},
         "image": {"repository": "111122223333.dkr.ecr.us-east-1.amazonaws.com/spottrain", "tag": "0.1.0"},
@@ -37,8 +36,8 @@ CLOUDS: dict[str, dict[str, Any]] = PRESETS | {
         "affinity": {"nodeAffinity": {}},
         "operator": {"replicas": 2, "podAnnotations": {"a": "b"}, "priorityClassName": "system-cluster-critical"},
     },
-    "no-watcher": {"watcher": {"enabled": False}},
 }
+VALUES = PRESETS | {"defaults": {}, "no-watcher": {"watcher": {"enabled": False}}} | FURTHER_VALUES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +85,12 @@ def release(local_cluster: Any) -> Iterator[Release]:
         kubectl.run("delete", "namespace", name, "--wait=false")
 
 
-@pytest.mark.parametrize("cloud", CLOUDS)
-def test_the_api_server_accepts_every_object(release: Release, cloud: str) -> None:
-    objects = release.render(CLOUDS[cloud])
-    assert ("DaemonSet" in {each["kind"] for each in objects}) is (cloud != "no-watcher")
+@pytest.mark.parametrize(
+    "values", [pytest.param(each, marks=pytest.mark.nightly) if each in FURTHER_VALUES else each for each in VALUES]
+)
+def test_the_api_server_accepts_every_object(release: Release, values: str) -> None:
+    objects = release.render(VALUES[values])
+    assert ("DaemonSet" in {each["kind"] for each in objects}) is (values != "no-watcher")
     release.try_out(objects)
 
 
