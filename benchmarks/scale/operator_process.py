@@ -127,6 +127,6 @@ class OperatorProcess:
                 async with session.get(self.url + PATH_ASSIGNMENT, headers=headers, ssl=trust) as answer:
                     if answer.status == 200:
                         return
-            except aiohttp.ClientError:
+            except (aiohttp.ClientError, TimeoutError):  # a busy operator may take longer than the session waits
                 pass
             await asyncio.sleep(0.1)
