@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest --numprocesses=3 --no-loadscope-reorder
 CODE := api operator cli trainer-image local-cluster tests examples demo benchmarks release docs
 # If it is set, each of the tests' many processes compiles again what it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -60,13 +61,13 @@ docs: $(STAMP) ## Build the documentation into build/docs. A dead link is an err
 
 test: $(STAMP) ## Check style, types and docs, then run all tests.
 	$(MAKE) --no-print-directory --jobs=3 --output-sync=line lint docs binaries prometheus
-	$(BIN)/python -m pytest --numprocesses=3 --no-loadscope-reorder -m 'not nightly'
+	$(PYTEST) -m 'not nightly'
 
 coverage: $(STAMP) binaries prometheus ## Run the tests of `make test`, and show what none of them reaches.
-	$(BIN)/python -m pytest --numprocesses=3 --no-loadscope-reorder -m 'not nightly' --cov
+	$(PYTEST) -m 'not nightly' --cov
 
 test-nightly: $(STAMP) binaries ## Run the tests that `make test` leaves out: long ones, and further variants.
-	$(BIN)/python -m pytest --numprocesses=3 --no-loadscope-reorder -m nightly
+	$(PYTEST) -m nightly
 
 test-containers: $(STAMP) binaries ## Run the tests of `local up --runtime podman`. They need root and podman, and fail without.
 	$(BIN)/python -m pytest -n0 --containers -m containers

@@ -86,11 +86,11 @@ def release(local_cluster: Any) -> Iterator[Release]:
 
 
 @pytest.mark.parametrize(
-    "values", [pytest.param(each, marks=pytest.mark.nightly) if each in FURTHER_VALUES else each for each in VALUES]
+    "name", [pytest.param(each, marks=pytest.mark.nightly) if each in FURTHER_VALUES else each for each in VALUES]
 )
-def test_the_api_server_accepts_every_object(release: Release, values: str) -> None:
-    objects = release.render(VALUES[values])
-    assert ("DaemonSet" in {each["kind"] for each in objects}) is (values != "no-watcher")
+def test_the_api_server_accepts_every_object(release: Release, name: str) -> None:
+    objects = release.render(VALUES[name])
+    assert ("DaemonSet" in {each["kind"] for each in objects}) is (name != "no-watcher")
     release.try_out(objects)
 
 
