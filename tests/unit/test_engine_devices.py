@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,10 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from spottrain.data.to_device import to_device
 from spottrain.engines.adopted import AdoptedEngine
 from spottrain.engines.ddp import settle_buckets
+from spottrain.world import launch as launch_module
 from spottrain.world.failures import UserError
 from spottrain.world.launch import Launch, join_world
 
 META = torch.device("meta")
+ON_THE_CPU = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), run_dir=None)
 
 
 @pytest.fixture
@@ -108,3 +112,35 @@ def test_more_ranks_than_gpus_are_refused_with_a_sentence(monkeypatch: pytest.Mo
     with pytest.raises(UserError, match=r"runs 4 ranks and has 1 visible GPU\(s\)") as refused:
         join_world(launch)
     assert "processesPerNode" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("The NVIDIA driver on your system is too old (found version 12080)."), "found version 12080"),
+        (AssertionError("Torch not compiled with CUDA enabled"), "not compiled with CUDA enabled"),
+        (None, "finds no CUDA device"),
+    ],
+)
+def test_gpus_that_torch_cannot_use_are_no_reason_to_train_on_the_cpu_unseen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception | None, reason: str
+) -> None:
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(launch_module, "DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
+    with pytest.raises(UserError, match=r"has a GPU .*nvidia0") as refused:
+        join_world(ON_THE_CPU)
+    assert reason in str(refused.value)
+    assert "/usr/local/nvidia/lib64" in str(refused.value)
+
+
+@pytest.mark.parametrize(("device", "visible"), [("nvidia0", ""), ("nvidia0", "-1"), ("nvidiactl", "0")])
+def test_hidden_gpus_and_nodes_without_one_train_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, visible: str
+) -> None:
+    (tmp_path / device).touch()
+    monkeypatch.setattr(launch_module, "DEVICES", tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(dist, "init_process_group", Mock())
+    assert join_world(ON_THE_CPU).agreement is None

@@ -22,6 +22,8 @@ from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, FailureReason, Message
 logger = logging.getLogger(__name__)
 
 PROCESS_GROUP_TIMEOUT = timedelta(minutes=30)
+# Where a container has the GPUs that it was given, each with its number.
+DEVICES = Path("/dev")
 
 
 class _Generation(Message):
@@ -114,9 +116,11 @@ def join_world(launch: Launch) -> Groups:
     NCCL serves CUDA, and gloo serves everything on the CPU.
 
     Raises:
-        UserError: This rank has no GPU of its own.
+        UserError: This rank has no GPU of its own, or torch can't use the GPUs that are there.
     """
     backend = "gloo"
+    if launch.device.type == "cpu" and (why := _why_gpus_are_not_used()):
+        raise UserError(FailureReason.START_FAILED, why)
     if launch.device.type == "cuda":
         if launch.local_rank >= (num_devices := torch.cuda.device_count()):
             raise UserError(
@@ -136,6 +140,23 @@ def join_world(launch: Launch) -> Groups:
     return Groups(
         agreement=gloo_group(),
         checkpoint=gloo_group(),
+    )
+
+
+def _why_gpus_are_not_used() -> str | None:
+    """Why torch uses none of the NVIDIA GPUs that are there; None if there is none, or the user has hidden them."""
+    found = sorted(DEVICES.glob("nvidia[0-9]*"))
+    if not found or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return None
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        reason = "it finds no CUDA device"
+    except (AssertionError, RuntimeError) as error:  # the former from a torch that is built for CPUs
+        reason = str(error).strip().rstrip(".").replace("\n", " ")
+    return (
+        f"this node has a GPU ({found[0]}), but torch {torch.__version__} can't use it: {reason}; see that the "
+        "node's NVIDIA driver is new enough for that torch, and that LD_LIBRARY_PATH has the folder of its libraries "
+        '(on GKE /usr/local/nvidia/lib64), or set CUDA_VISIBLE_DEVICES="" to train on the CPU'
     )
 
 
