@@ -78,6 +78,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("operator.port=70000", "at '/operator/port': maximum: got 70,000, want 65,535"),
         ("operator.plainPort=8443", "operator.port and operator.plainPort are both 8443. Choose another port"),
         ("operator.certificateIssuer.kind=Vault", "value must be one of 'Issuer', 'ClusterIssuer'"),
+        ("operator.certificateIssuer.kind=ClusterIssuer", "properties 'name' required, if 'kind' exists"),
         ("operator.replicas=-1", "at '/operator/replicas': minimum: got -1, want 0"),
         ("operator.replicas=two", "at '/operator/replicas': got string, want integer"),
         (
@@ -119,11 +120,12 @@ def test_a_wrong_value_is_refused(value: str, sentence: str) -> None:
         "watcher.resources.limits.memory=1Gi",
         "watcher.priorityClassName=null",
         "affinity=null",
+        "dashboard.labels.grafana_dashboard=null",
         "global.registry=x",
     ],
 )
 def test_a_right_value_is_accepted(value: str) -> None:
-    done = helm("--set", value, "--set", "podMonitor.enabled=true")
+    done = helm("--set", value, "--set", "podMonitor.enabled=true", "--set", "dashboard.enabled=true")
     assert done.returncode == 0, done.stderr
 
 

@@ -58,15 +58,16 @@
   that are not spot. Add one, or set both.
 {{- end }}
 {{- if not $spot }}
-- No spot node: none has the labels that `watcher.affinity` asks for. That is well if an autoscaler adds spot nodes for
+- No spot node: none has the labels that `watcher.affinity` asks for. That is fine if an autoscaler adds spot nodes for
   pods. Otherwise, add a spot pool, or name the labels of yours in `spotLabels`.
 {{- end }}
 {{- if not $gpus }}
-- No GPU: no node offers nvidia.com/gpu. That is well if an autoscaler adds GPU nodes for pods. Otherwise, install the
+- No GPU: no node offers nvidia.com/gpu. That is fine if an autoscaler adds GPU nodes for pods. Otherwise, install the
   driver and NVIDIA's device plugin: pods of jobs wait until then.
 {{- end }}
 {{- if not .Values.watcher.enabled }}
-- No watcher, as `watcher.enabled` is false: jobs learn of a preemption only what Kubernetes says about nodes and pods.
+- No watcher of this release, as `watcher.enabled` is false. Unless another release has them, jobs learn of a preemption only
+  what Kubernetes says about nodes and pods.
 {{- end }}
 {{- with lookup "apps/v1" "DaemonSet" .Release.Namespace (printf "%s-watcher" .Release.Name) }}
 {{- $wanted := .status.desiredNumberScheduled | int }}
