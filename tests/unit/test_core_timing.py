@@ -24,7 +24,7 @@ from scene import (
     training_job,
     waiting_job,
 )
-from spottrain_api.contract import AgentPhase, Cause, FailureReason, NodeWatch, WatchState
+from spottrain_api.contract import AgentPhase, Cause, CheckpointTimings, FailureReason, NodeWatch, WatchState
 from spottrain_api.v1alpha1 import GenerationStatus, Phase, ProgressStatus, Transition
 from spottrain_operator.cluster.pod_events import wants_events
 from spottrain_operator.core import timing
@@ -183,6 +183,14 @@ def is_stopped(scene: Scene) -> bool:
 def is_stopped_in_a_planned_drain(seconds: float) -> bool:
     scene = training_job().spec(nodes={"min": 2, "max": 4}, runPolicy={"suspend": True}).decided()
     return is_stopped(scene.later(seconds + timing.DRAIN_OVERTIME))
+
+
+def is_stopped_after_so_many_saves(num_saves: float) -> bool:
+    timings = CheckpointTimings(staging_seconds=20.0, upload_seconds=170.0, commit_seconds=10.0, num_bytes=1)
+    slow = training().model_copy(update={"checkpoint": timings})
+    suspended = training_job().spec(nodes={"min": 2, "max": 4}, runPolicy={"suspend": True})
+    scene = suspended.says(2, progress=slow).decided()
+    return is_stopped(scene.later(num_saves * 200.0 + timing.DRAIN_OVERTIME))
 
 
 def is_stopped_in_an_eviction(seconds: float) -> bool:
@@ -393,6 +401,7 @@ BOUNDARIES = {
     "NO_STEP": Boundary(tells_that_no_step_is_made, False),
     "JUST_NOW": Boundary(drains_as_it_may_have_trained, False),
     "PLANNED_DRAIN": Boundary(is_stopped_in_a_planned_drain, False),
+    "PLANNED_DRAIN_SAVES": Boundary(is_stopped_after_so_many_saves, False),
     "UNKNOWN_LEAD": Boundary(is_stopped_in_an_eviction, False),
     "DRAIN_OVERTIME": Boundary(is_stopped_after_the_deadline, False),
     "STOP_TIMEOUT": Boundary(is_given_up_while_it_stops, False),

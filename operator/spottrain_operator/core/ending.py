@@ -11,10 +11,10 @@ from spottrain_operator.core.accounting import account
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS, outranks
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState, worked_unseen
-from spottrain_operator.core.progress import record_progress
+from spottrain_operator.core.progress import record_progress, reported
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.time_spent import spend_on_end
-from spottrain_operator.core.timing import JUST_NOW, PLANNED_DRAIN, after
+from spottrain_operator.core.timing import JUST_NOW, PLANNED_DRAIN, PLANNED_DRAIN_SAVES, after
 
 AGAIN = "To run it again, delete the job and apply it again, or apply it under another name"
 
@@ -70,11 +70,17 @@ def _escalation(
         if generation.state is not GenerationState.STOPPING:
             changes |= {"state": GenerationState.STOPPING, "requested_at": situation.now, "deadline": None}
     elif generation.state is GenerationState.ACTIVE:
-        due = deadline or after(situation.now, PLANNED_DRAIN)
+        due = deadline or after(situation.now, _planned_seconds(situation, generation))
         changes |= {"state": GenerationState.DRAINING, "deadline": due}
     elif deadline is not None and _is_nearer(deadline, generation):
         changes["deadline"] = deadline
     return changes
+
+
+def _planned_seconds(situation: Situation, generation: GenerationStatus) -> float:
+    """Time for a drain that nothing forces. It has room for the saves of this job, as measured."""
+    saves = (p.checkpoint.total_seconds for p in reported(situation, generation) if p.checkpoint is not None)
+    return max(PLANNED_DRAIN, PLANNED_DRAIN_SAVES * max(saves, default=0.0))
 
 
 def _is_nearer(deadline: datetime, generation: GenerationStatus) -> bool:

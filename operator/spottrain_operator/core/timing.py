@@ -52,8 +52,10 @@ NO_STEP = 60.0
 
 # A report this young describes the present, and an agent that was heard so lately is there.
 JUST_NOW = 1.2
-# Time for a drain without a deadline: enough for a large checkpoint, but not for a hang.
+# Time for a drain without a deadline: enough for a large checkpoint, but not for a hang. If the generation has saved,
+# it is at least this many times a save: one may be under way, another follows, and the store may be slower.
 PLANNED_DRAIN = 120.0
+PLANNED_DRAIN_SAVES = 3
 # For a preemption without a known deadline (a taint, an eviction): the shortest notice of the large clouds, minus the
 # time that has passed already.
 UNKNOWN_LEAD = 15.0
