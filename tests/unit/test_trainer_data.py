@@ -88,6 +88,13 @@ def test_ranks_run_alike_and_no_micro_batch_is_too_large(plan: BatchPlan) -> Non
 
 
 @given(plans)
+def test_the_micro_batches_of_a_rank_have_about_the_same_size(plan: BatchPlan) -> None:
+    for rank in range(plan.world_size):
+        sizes = [micro.num_samples for micro in plan.micro_batches(rank, 0)]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@given(plans)
 def test_weighted_and_averaged_gradients_are_the_mean_over_the_global_batch(plan: BatchPlan) -> None:
     values = np.random.default_rng(0).normal(size=plan.global_batch)
     of_ranks = [

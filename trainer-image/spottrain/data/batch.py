@@ -80,7 +80,9 @@ class BatchPlan:
         return [self._micro_batch(share, index, step) for index in range(self.num_micro_batches)]
 
     def _micro_batch(self, share: range, index: int, step: int) -> MicroBatch:
-        positions = share[index * self.micro_batch : (index + 1) * self.micro_batch]
+        # Of about the same size: one sample alone has no variance, which batch norm asks for.
+        begin, end = (i * len(share) // self.num_micro_batches for i in (index, index + 1))
+        positions = share[begin:end]
         first = step * self.global_batch
         return MicroBatch(
             positions=positions or range(first, first + 1),
