@@ -64,9 +64,14 @@ def load_named_state(model: nn.Module, optimizer: Optimizer, state: dict[str, An
     model = without_wrapper(model)
     load_model_state(model, state["model"])
     fresh = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)  # has state of all parameters
-    unsaved = {id(value) for name, value in fresh.items() if name not in state["optimizer"]}
+    # By tensors: a counter that is a plain number may be one object for all parameters.
+    unsaved = {id(v) for name, v in fresh.items() if name not in state["optimizer"] and isinstance(v, torch.Tensor)}
     unused = [each for each, values in optimizer.state.items() if any(id(v) in unsaved for v in values.values())]
+    groups = optimizer.param_groups
+    optimizer.param_groups = [group for group in groups if group["params"]]  # torch can't load one without parameters
     set_optimizer_state_dict(model, optimizer, {**fresh, **state["optimizer"]}, options=_OPTIONS)
+    loaded = iter(optimizer.param_groups)
+    optimizer.param_groups = [next(loaded) if group["params"] else group for group in groups]
     for parameter in unused:
         del optimizer.state[parameter]
 
