@@ -166,8 +166,12 @@ with spottrain.session(global_batch=4, micro_batch=2) as session:
     use(session, "auto")
     for name, given in ADOPTED.items():
         found[f"{name}, adopted"] = told(adopt, session, given)
-    found["after all"] = told(lambda session, given: trainings.append(prepare(session, given)), session)
+    of_rank: Given = {"dataset": SAMPLES[session.rank :]}
+    found["after all"] = told(
+        lambda session, given: trainings.append(prepare(session, given)), session, lambda: of_rank
+    )
     found["other totals"] = told(lambda session, _: next(trainings[0].steps(4 + session.rank)), session)
+    found["other lengths"] = told(lambda session, _: next(trainings[0].steps(4)), session)
     found["a second"] = told(prepare, session)
     found["a second, adopted"] = told(adopt, session)
 Path(f"{RANK_SETTINGS['result']}-{session.rank}").write_text(json.dumps(found))

@@ -86,6 +86,11 @@ def test_all_ranks_train_the_same_steps(ranks: list[dict[str, str]]) -> None:
         assert rank["other totals"].startswith("The total of training.steps is 4 on one rank and 5 on another. Pass")
 
 
+def test_all_ranks_have_the_whole_data_set(ranks: list[dict[str, str]]) -> None:
+    for rank in ranks:
+        assert rank["other lengths"].startswith("The data set has 7 samples on one rank and 8 on another. Give every")
+
+
 def test_a_session_trains_one_model_and_what_was_refused_counts_for_none(ranks: list[dict[str, str]]) -> None:
     for rank in ranks:
         assert rank["after all"] == "accepted"

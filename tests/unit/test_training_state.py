@@ -18,7 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, LRScheduler, SequentialLR
 
 import spottrain
+from spottrain.engines.native import load_named_state, named_state
 from spottrain.schedules import warmup_cosine
+from spottrain.world.failures import UserError
 from spottrain_api.contract import StabilityAction, StabilityConfig
 
 STEPS = 6
@@ -343,3 +345,76 @@ def test_a_schedule_that_is_scaled_changes_the_rates_of_a_run(tmp_path: Path) ->
     rates.clear()
     train(f"file://{tmp_path}", schedule(0.5), 4, make=make)
     assert rates[-2:] == [0.25, 0.125]
+
+
+GROUPS: dict[str, Callable[[nn.Parameter, nn.Parameter], list[dict[str, Any]]]] = {
+    "first": lambda weight, bias: [{"params": []}, {"params": [weight]}, {"params": [bias], "lr": 0.1}],
+    "in between": lambda weight, bias: [{"params": [weight]}, {"params": []}, {"params": [bias], "lr": 0.1}],
+    "last": lambda weight, bias: [{"params": [weight]}, {"params": [bias], "lr": 0.1}, {"params": []}],
+}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("place", GROUPS)
+def test_a_run_with_an_empty_group_of_parameters_resumes(place: str, strategy: str, tmp_path: Path) -> None:
+    def run(uri: str, last: int) -> torch.Tensor:
+        return train(
+            uri, schedule_of_groups, last, strategy, make=lambda each: torch.optim.AdamW(GROUPS[place](*each))
+        )
+
+    whole = run(f"file://{tmp_path}/whole", STEPS)
+    run(f"file://{tmp_path}/halves", STEPS // 2)
+    assert torch.equal(run(f"file://{tmp_path}/halves", STEPS), whole)
+
+
+def schedule_of_groups(optimizer: Optimizer) -> LRScheduler:
+    """It fails unless the optimizer has its three groups."""
+    return LambdaLR(optimizer, [lambda step: 0.9**step] * 3)
+
+
+class Averages(Optimizer):
+    """Its steps are numbers, as of Hugging Face's Adafactor: equal ones are one object."""
+
+    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                state = self.state[parameter]
+                state["step"] = state.get("step", 0) + 1
+                state["average"] = state.get("average", 0.0) + parameter.grad
+
+
+def test_a_parameter_that_no_step_has_used_takes_no_state_from_others() -> None:
+    def build() -> tuple[nn.Module, Optimizer]:
+        model = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 2)})
+        return model, Averages(model.parameters())
+
+    model, optimizer = build()
+    model["used"](torch.ones(1, 2)).sum().backward()  # type: ignore[index]
+    optimizer.step()
+    optimizer.step()
+    saved = named_state(model, optimizer)
+    saved["optimizer"] = {name: value for name, value in saved["optimizer"].items() if "state.unused" not in name}
+    model, optimizer = build()
+    load_named_state(model, optimizer, saved)
+    states = {name: optimizer.state.get(parameter) for name, parameter in model.named_parameters()}
+    assert states["unused.weight"] is None
+    assert states["used.weight"] == {"step": 2, "average": pytest.approx(torch.full((2, 2), 2.0))}
+
+
+def test_a_second_loop_is_refused_before_it_repeats_steps(tmp_path: Path) -> None:
+    with spottrain.session(global_batch=1, micro_batch=1, checkpoint_uri=f"file://{tmp_path}") as session:
+        training = session.prepare(nn.Linear(1, 1), optimizer=sgd, dataset=[torch.ones(1)])
+        for step in training.steps(total=2):
+            for batch in step.micro_batches():
+                step.backward(training.model(batch).sum())
+            step.update()
+        with pytest.raises(UserError, match=r"called a second time.* inside it"):
+            next(training.steps(total=4))
+        assert training.step == 2
+
+
+def sgd(model: nn.Module) -> Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)

@@ -29,6 +29,18 @@ from spottrain_api.contract import FailureReason, TrainerPhase
 
 logger = logging.getLogger(__name__)
 
+OTHER_TOTALS = (
+    "The total of training.steps is {:.0f} on one rank and {:.0f} on another. Pass the same number on all ranks: the "
+    "job makes each step with all of them."
+)
+OTHER_LENGTHS = (
+    "The data set has {:.0f} samples on one rank and {:.0f} on another. Give every rank the whole data set: the "
+    "session shares it out."
+)
+SECOND_LOOP = (
+    "training.steps was called a second time, and would begin again where this generation began. It is the loop of "
+    "the whole run: do what follows an epoch inside it, after the epoch's last step."
+)
 # Between tries to save the last step of a drain, in seconds, as far as the deadline allows.
 DRAIN_PAUSES = (1.0, 2.0, 4.0, 8.0)
 
@@ -111,10 +123,13 @@ class Training:
 
         Raises:
             Drained: The ranks have agreed to stop. Do not catch it: it ends the script with exit code 0.
-            UserError: The newest commit does not fit the model or the data, training is unstable, or `total` is not
-                the same on all ranks.
+            UserError: The newest commit does not fit the model or the data, training is unstable, this is a second
+                loop, or `total` or the length of the data set is not the same on all ranks.
         """
-        self._require_same(total)
+        if self._batches is not None:
+            raise UserError(FailureReason.INVALID_CONFIGURATION, SECOND_LOOP)
+        self._require_same(total, OTHER_TOTALS)
+        self._require_same(self._data.order.num_samples, OTHER_LENGTHS)
         self._batches = self._resume(total)
         with closing(self._batches):
             decision = self._agreement.settle(self._ballot())
@@ -191,14 +206,10 @@ class Training:
             self._checkpoint_reports.ended_early(self.step, total)
         self._saver.clean_up()
 
-    def _require_same(self, total: int) -> None:
-        least, most = self._agreement.least(total), -self._agreement.least(-total)
+    def _require_same(self, number: int, otherwise: str) -> None:
+        least, most = self._agreement.least(number), -self._agreement.least(-number)
         if least != most:
-            raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
-                f"The total of training.steps is {least:.0f} on one rank and {most:.0f} on another. Pass the same "
-                "number on all ranks: the job makes each step with all of them.",
-            )
+            raise UserError(FailureReason.INVALID_CONFIGURATION, otherwise.format(least, most))
 
     def _resume(self, total: int) -> MicroBatches:
         self._state = replace(self._state, total_steps=total)
