@@ -24,6 +24,7 @@ from typing import Protocol
 from spottrain_api.logs import about
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
 from spottrain_operator.cluster.limits import is_urgent
+from spottrain_operator.core.timing import growing_pause
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +90,8 @@ def backoff_seconds(num_failures: int, jitter: float) -> float:
         num_failures: At least 1.
         jitter: In [0, 1). It spreads jobs that failed together.
     """
-    pause = min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2.0 ** (num_failures - 1))
-    return float(pause * (0.5 + 0.5 * jitter))
+    pause = growing_pause(num_failures, first=BACKOFF_FIRST_SECONDS, most=BACKOFF_MAX_SECONDS)
+    return pause * (0.5 + 0.5 * jitter)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from spottrain_api.contract import Member, Progress
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, TrainingJobSpec, TrainingJobStatus
 from spottrain_operator.core.model import ReportView
+from spottrain_operator.core.timing import after
 from spottrain_operator.core.watching import spot_watches
 
 # Not "job", "namespace", "pod" and "node": Prometheus uses these names for the target, and its values would win.
@@ -41,7 +42,7 @@ class JobNow:
     def deadline(self) -> datetime | None:
         """Time at which runPolicy.activeDeadlineSeconds fails the job."""
         limit, since = self.spec.run_policy.active_deadline_seconds, self.status.start_time
-        return None if limit is None or since is None else since + timedelta(seconds=limit)
+        return None if limit is None or since is None else after(since, limit)
 
     def members(self) -> Iterator[tuple[Member, ReportView, Progress]]:
         """The members of the running generation that have reported in it."""

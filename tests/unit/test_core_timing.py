@@ -280,7 +280,7 @@ def is_tried_again(seconds: float) -> bool:
 
 
 def is_tried_again_after_many_tries(seconds: float) -> bool:
-    return creates(refused(tried=seconds, num_tries=20))
+    return creates(refused(tried=seconds, num_tries=5000))
 
 
 def ended_early(number: int, seconds: float) -> Scene:

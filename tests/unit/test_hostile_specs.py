@@ -21,7 +21,8 @@ from rich.console import Console
 
 from hostile_pod_templates import volume
 from hostile_specs import MEGABYTE, SHOWN
-from operator_world import KEY, CrashingCluster, World, job
+from operator_world import BEGIN, KEY, CrashingCluster, World, job
+from spottrain_api.contract import LABEL_CAPACITY_TYPE, CapacityType
 from spottrain_api.crd import CRD_FILE
 from spottrain_api.tolerant import read_known
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus, too_large
@@ -137,6 +138,52 @@ async def test_an_edit_that_is_too_large_takes_nothing_from_a_job_that_trains(pa
     for _ in range(3):
         await world.turn()
     assert (world.status["generation"]["number"], len(cluster.created)) == (2, 6)
+
+
+class WithoutSpot(World):
+    """No spot pod finds a node."""
+
+    def _run(self, pod: Manifest) -> None:
+        if pod["metadata"]["labels"][LABEL_CAPACITY_TYPE] == CapacityType.ON_DEMAND.value:
+            super()._run(pod)
+        else:
+            scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            pod["status"] = {"conditions": [scheduled | {"lastTransitionTime": BEGIN.isoformat()}]}
+
+    async def _agent(self, pod: Manifest) -> None:
+        if "nodeName" in pod["spec"]:
+            await super()._agent(pod)
+
+
+FOR_EVER = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "phase"),
+    [
+        pytest.param({"runPolicy": {"activeDeadlineSeconds": FOR_EVER}}, "Succeeded", id="activeDeadlineSeconds"),
+        pytest.param({"runPolicy": {"ttlSecondsAfterFinished": FOR_EVER}}, "Succeeded", id="ttlSecondsAfterFinished"),
+        pytest.param({"runPolicy": {"hangTimeoutSeconds": FOR_EVER}}, "Succeeded", id="hangTimeoutSeconds"),
+        pytest.param({"runPolicy": {"startTimeoutSeconds": FOR_EVER}}, "Succeeded", id="startTimeoutSeconds"),
+        pytest.param({"fallback": {"afterSeconds": FOR_EVER}}, "Pending", id="fallback.afterSeconds"),
+        pytest.param(
+            {"fallback": {"afterSeconds": 0, "returnAfterSeconds": FOR_EVER}},
+            "Succeeded",
+            id="fallback.returnAfterSeconds",
+        ),
+    ],
+)
+async def test_a_duration_beyond_the_calendar_is_one_that_never_ends(fields: dict[str, Any], phase: str) -> None:
+    fallback = fields.get("fallback", {"afterSeconds": 0})
+    capacity = {"onDemand": {"min": 1}, "spot": {"max": 2}, "fallback": fallback}
+    cluster = CrashingCluster()
+    cluster.put_job(job(capacity=capacity, runPolicy=fields.get("runPolicy", {})))
+    world = WithoutSpot(cluster, last_step=20)
+    for _ in range(60):
+        await world.turn()
+        metrics, _ = world.metrics.exposition()
+        assert b'job_name="gpt"' in metrics
+    assert world.status["phase"] == phase
 
 
 def hostile(text: str) -> dict[str, Any]:

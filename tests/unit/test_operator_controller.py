@@ -176,7 +176,7 @@ async def test_nothing_begins_after_stop() -> None:
 
 def test_back_off_grows_to_its_bound_and_spreads() -> None:
     assert [backoff_seconds(n, 1.0) for n in (1, 2, 3)] == [0.5, 1.0, 2.0]
-    assert backoff_seconds(50, 1.0) == 30.0
+    assert backoff_seconds(50, 1.0) == backoff_seconds(5000, 1.0) == 30.0
     assert backoff_seconds(3, 0.0) == 1.0
 
 

@@ -30,6 +30,7 @@ from spottrain_operator.core.timing import (
     REFUSAL_PAUSE,
     START_FAILURE_PAUSE,
     after,
+    growing_pause,
     seconds_between,
 )
 from spottrain_operator.core.understanding import waits_to_be_understood
@@ -361,7 +362,7 @@ def _leaves_out_devices(spec: TrainingJobSpec) -> bool:
 
 def next_try(refusal: Refusal) -> datetime:
     """When a refused pod is tried again: after a pause that doubles with each try."""
-    pause = min(REFUSAL_MAX_PAUSE, REFUSAL_PAUSE * 2.0 ** (refusal.num_tries - 1))
+    pause = growing_pause(refusal.num_tries, first=REFUSAL_PAUSE, most=REFUSAL_MAX_PAUSE)
     return after(refusal.tried_at, pause)
 
 

@@ -128,4 +128,20 @@ def seconds_between(earlier: datetime, later: datetime) -> float:
 
 
 def after(moment: datetime, seconds: float) -> datetime:
-    return moment + timedelta(seconds=seconds)
+    """The time so many seconds after `moment`.
+
+    It is the calendar's last moment if that comes first: a job may name any number of seconds.
+    """
+    try:
+        return moment + timedelta(seconds=seconds)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=moment.tzinfo)
+
+
+def growing_pause(num_tries: int, *, first: float, most: float) -> float:
+    """Seconds to wait after so many failed tries in a row.
+
+    The pause is `first` after one, and doubles with each further one, up to `most`.
+    """
+    num_doublings = min(num_tries - 1, 64)  # a job may be tried for weeks, and a float ends at 2**1024
+    return min(most, first * 2.0**num_doublings)
