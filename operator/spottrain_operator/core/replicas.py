@@ -48,13 +48,13 @@ def newest_replicated_step(situation: Situation, commit: CommitRef | None) -> Re
 
 def _holders(held: Iterable[tuple[str, HeldShards]], world_size: int) -> tuple[ReplicaHolder, ...] | None:
     """One holder for each rank; None if a rank has none."""
-    missing = set(range(world_size))
+    found: set[int] = set()  # not the missing ones: an agent may report any world_size
     holders = []
     for address, step in sorted(held, key=lambda each: each[0]):
-        if ranks := sorted(missing & set(step.ranks)):
+        if ranks := sorted(rank for rank in set(step.ranks) - found if rank < world_size):
             holders.append(ReplicaHolder(address=address, ranks=tuple(ranks)))
-            missing -= set(ranks)
-    return None if missing else tuple(holders)
+            found.update(ranks)
+    return tuple(holders) if len(found) == world_size else None
 
 
 def replica_settings(job: JobView, node_rank: int, key: bytes) -> ReplicaSettings | None:
