@@ -7,7 +7,8 @@ from typing import Any
 
 from memory_cluster import MemoryCluster
 from scene import START, pod
-from spottrain_operator.cluster.client import JobKey
+from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest
+from spottrain_operator.cluster.limits import urgently
 from spottrain_operator.cluster.pod_events import READ_AGAIN_SECONDS, PodEvents, wants_events, with_events
 from spottrain_operator.core.model import PodView
 
@@ -87,3 +88,48 @@ async def test_events_are_read_of_one_pod_and_seldom() -> None:
     assert cluster.num_reads["events"] == 3
     assert await reason(READ_AGAIN_SECONDS + 0.3, pod(1)) is None
     assert cluster.num_reads["events"] == 3, "all are up"
+
+
+class SilentCluster(MemoryCluster):
+    """Answers no question about events while `error` is set."""
+
+    error: ClusterError | None = None
+
+    async def events_about(self, namespace: str, *, uid: str) -> list[Manifest]:
+        found = await super().events_about(namespace, uid=uid)
+        if self.error is not None:
+            raise self.error
+        return found
+
+
+async def test_events_that_can_not_be_read_leave_what_is_known_and_are_asked_for_as_seldom() -> None:
+    cluster = SilentCluster()
+    await cluster.create_event(UNMOUNTED)
+    events = PodEvents(cluster)
+
+    async def reason(now: float) -> str | None:
+        [first] = await events.explained(KEY, [creating()], LATER + timedelta(seconds=now))
+        return first.waiting_reason
+
+    cluster.error = ClusterError("too many requests", retry_after=1.0)
+    assert await reason(0.0) == await reason(READ_AGAIN_SECONDS - 0.1) == "ContainerCreating"
+    assert cluster.num_reads["events"] == 1
+    cluster.error = None
+    assert await reason(READ_AGAIN_SECONDS) == "FailedMount"
+    cluster.error = ClusterError("too many requests", retry_after=1.0)
+    assert await reason(2 * READ_AGAIN_SECONDS) == await reason(2 * READ_AGAIN_SECONDS + 0.1) == "FailedMount"
+    assert cluster.num_reads["events"] == 3
+
+
+async def test_an_urgent_pass_asks_for_no_events() -> None:
+    cluster = MemoryCluster()
+    await cluster.create_event(UNMOUNTED)
+    events = PodEvents(cluster)
+    with urgently():
+        [first] = await events.explained(KEY, [creating()], LATER)
+    assert (first.waiting_reason, cluster.num_reads["events"]) == ("ContainerCreating", 0)
+    [first] = await events.explained(KEY, [creating()], LATER)
+    assert first.waiting_reason == "FailedMount"
+    with urgently():
+        [first] = await events.explained(KEY, [creating()], LATER + timedelta(seconds=2 * READ_AGAIN_SECONDS))
+    assert (first.waiting_reason, cluster.num_reads["events"]) == ("FailedMount", 1)

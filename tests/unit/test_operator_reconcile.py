@@ -122,6 +122,29 @@ async def test_only_the_status_is_written_before_agents_hear_of_a_notice() -> No
     assert cluster.num_writes - writes > 2, "the pod's protection ends, and an event says why"
 
 
+class WithoutEvents(CrashingCluster):
+    """The API server has no time for lists of events."""
+
+    async def events_about(self, namespace: str, *, uid: str) -> list[Manifest]:
+        await super().events_about(namespace, uid=uid)
+        raise ClusterError("too many requests", retry_after=1.0)
+
+
+async def test_a_notice_is_heeded_though_the_events_of_a_pod_that_starts_can_not_be_read() -> None:
+    cluster = WithoutEvents()
+    cluster.put_job(job())
+    world = World(cluster, last_step=10_000)
+    while world.status.get("phase") != "Running":
+        await world.turn()
+    _, spot, last = cluster.pods.values()
+    creating = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    last["status"] |= {"phase": "Pending", "conditions": [], "containerStatuses": [creating]}
+    cluster.nodes[spot["spec"]["nodeName"]]["spec"] = {"taints": [{"key": TAINT_PREEMPTION, "effect": "NoSchedule"}]}
+    await world.reconciler.reconcile(KEY)
+    assert cluster.num_reads["events"] == 1
+    assert (world.status["phase"], world.status["generation"]["reason"]) == ("Draining", "Preempted")
+
+
 async def test_a_job_that_is_gone_takes_its_pods_and_metrics_along() -> None:
     cluster = CrashingCluster()
     cluster.put_job(job())

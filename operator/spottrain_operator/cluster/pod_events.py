@@ -1,20 +1,25 @@
 """What events say of why a pod doesn't start.
 
-The API server goes through all events of a namespace for each such question, so it is asked seldom.
+The API server goes through all events of a namespace for each such question, so it is asked seldom. No decision needs
+the answer: an urgent pass doesn't ask, and no pass fails without one.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from spottrain_api.contract import WaitingReason
-from spottrain_operator.cluster.client import ClusterClient, JobKey, Manifest
+from spottrain_operator.cluster.client import ClusterClient, ClusterError, JobKey, Manifest
+from spottrain_operator.cluster.limits import is_urgent
 from spottrain_operator.cluster.observe import quoted
 from spottrain_operator.core.model import PodView
 from spottrain_operator.core.scheduling import UNSEEN
 from spottrain_operator.core.timing import STARTS_CONTAINERS, UNSEEN_BY_SCHEDULER, after, seconds_between
+
+logger = logging.getLogger(__name__)
 
 READ_AGAIN_SECONDS = 10.0
 
@@ -22,8 +27,8 @@ READ_AGAIN_SECONDS = 10.0
 @dataclass(frozen=True, slots=True)
 class _Answer:
     pod_uid: str
-    at: datetime
-    events: Sequence[Manifest]
+    at: datetime | None = None  # when they were read; None: never
+    events: Sequence[Manifest] = ()
 
 
 class PodEvents:
@@ -42,11 +47,23 @@ class PodEvents:
         if first is None:
             self.forget(key)
             return tuple(pods)
+        events = await self._events_of(first, key, now)
+        return tuple(with_events(pod, events, now) if pod is first else pod for pod in pods)
+
+    async def _events_of(self, pod: PodView, key: JobKey, now: datetime) -> Sequence[Manifest]:
         known = self._answers.get(key)
-        if known is None or known.pod_uid != first.uid or seconds_between(known.at, now) >= READ_AGAIN_SECONDS:
-            known = _Answer(first.uid, now, await self._cluster.events_about(key.namespace, uid=first.uid))
-            self._answers[key] = known
-        return tuple(with_events(pod, known.events, now) if pod is first else pod for pod in pods)
+        if known is None or known.pod_uid != pod.uid:
+            known = _Answer(pod.uid)
+        is_new = known.at is not None and seconds_between(known.at, now) < READ_AGAIN_SECONDS
+        if is_new or is_urgent.get():
+            return known.events
+        try:
+            events: Sequence[Manifest] = await self._cluster.events_about(key.namespace, uid=pod.uid)
+        except ClusterError as error:
+            logger.warning("%s: the events of its pod %s can't be read: %s", key, pod.name, error)
+            events = known.events
+        self._answers[key] = _Answer(pod.uid, now, events)
+        return events
 
     def forget(self, key: JobKey) -> None:
         self._answers.pop(key, None)
