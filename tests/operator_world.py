@@ -58,8 +58,14 @@ def older_definition() -> Manifest:
     return found
 
 
+class CrashError(BaseException):
+    """The operator ends here: it does nothing more, as no handler of exceptions takes this one."""
+
+
 class CrashingCluster(MemoryCluster):
-    """Fails once, before or after its n-th write took effect."""
+    """Raises `crash` once, before or after its n-th write took effect."""
+
+    crash: type[BaseException] = CrashError
 
     def __init__(self, *, crash_at: int | None = None, after: bool = False) -> None:
         super().__init__()
@@ -74,10 +80,10 @@ class CrashingCluster(MemoryCluster):
         self.num_writes += 1
         crashes = self.num_writes == self._crash_at
         if crashes and not self._after:
-            raise ClusterError("crashed before the write")
+            raise self.crash("before the write")
         result = await write()
         if crashes:
-            raise ClusterError("crashed after the write")
+            raise self.crash("after the write")
         return result
 
     async def replace_job_status(self, job: Manifest) -> Manifest:
@@ -112,6 +118,9 @@ class CrashingCluster(MemoryCluster):
     async def create_event(self, event: Manifest) -> None:
         await self._crashing(lambda: MemoryCluster.create_event(self, event))
 
+    async def create_network_policy(self, policy: Manifest) -> None:
+        await self._crashing(lambda: MemoryCluster.create_network_policy(self, policy))
+
 
 @dataclass
 class World:
@@ -129,6 +138,7 @@ class World:
     allowed_networks: frozenset[Network] = frozenset()
     control: ControlAddress = ControlAddress(url="https://control:8443", ca="CA")
     isolates_jobs: bool = False
+    restarts: bool = True  # the operator, after a pass that failed
 
     def __post_init__(self) -> None:
         self.start_operator()
@@ -157,9 +167,10 @@ class World:
     async def turn(self) -> None:
         try:
             await self.reconciler.reconcile(KEY)
-        except ClusterError:
+        except (ClusterError, CrashError):
             self.num_crashes += 1
-            self.start_operator()
+            if self.restarts:
+                self.start_operator()
         self.cluster.finish_deletions()
         for pod in self.cluster.pods.values():
             self._run(pod)

@@ -161,16 +161,22 @@ class Reconciler:
         self._board.publish(key, self._assignments(written, observed))
         generation = decided.status.generation
         await published(trains=generation is not None and generation.state is GenerationState.ACTIVE)
-        if self._isolation is not None and decided.status.phase not in FINISHED_PHASES:
-            await self._isolation.isolate(job)
-        await self._apply(key, job, written, decided.actions)
-        await self._tell_address(key, pods)
+        failure: Exception | None = None
+        try:
+            if self._isolation is not None and decided.status.phase not in FINISHED_PHASES:
+                await self._isolation.isolate(job)
+            await self._apply(key, job, written, decided.actions)
+            await self._tell_address(key, pods)
+        except Exception as error:
+            failure = error  # the status has the decision: no later pass makes it again, and records it
         with about(generation=generation.number if generation is not None else None):
             for event in decided.events:
                 await self._events.record(job, event)
         self._metrics.passed(key, observed, decided.status)
         self._tracer.passed(key, observed, decided.status)
         await self._history.keep(job, decided.status, self._now())
+        if failure is not None:
+            raise failure
         return PassResult(requeue_after=decided.requeue_after)
 
     def _assignments(self, job: JobView, observed: Observed) -> dict[str, Assignment]:

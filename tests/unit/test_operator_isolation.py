@@ -41,7 +41,7 @@ async def test_only_a_jobs_own_pods_reach_its_pods() -> None:
 
 
 async def test_it_is_there_before_the_pods() -> None:
-    cluster = CrashingCluster(crash_at=2)  # the first write is the status
+    cluster = CrashingCluster(crash_at=3)  # the first writes are the status and the policy
     await lived(cluster)
     assert len(cluster.network_policies) == 1
     assert len(cluster.pods) < 3

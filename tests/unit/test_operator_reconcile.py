@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from memory_cluster import MemoryCluster
 from operator_world import KEY, LAST_STEP, CrashingCluster, World, job
 from spottrain_api.contract import ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION, AssignmentAction
 from spottrain_operator.cluster.client import ClusterError, Kind, Manifest
@@ -64,6 +65,52 @@ async def test_a_crash_around_any_write_changes_nothing_in_the_end(after: bool) 
         world = await lived(CrashingCluster(crash_at=crash_at, after=after))
         assert world.num_crashes == 1
         assert end_state(world) == end_state(undisturbed), f"crash at write {crash_at}"
+
+
+class FailingActions(CrashingCluster):
+    """Fails instead of crashing, and neither at the job's status nor at its events."""
+
+    crash = ClusterError
+
+    async def replace_job_status(self, job: Manifest) -> Manifest:
+        return await MemoryCluster.replace_job_status(self, job)
+
+    async def create_event(self, event: Manifest) -> None:
+        await MemoryCluster.create_event(self, event)
+
+
+async def drained(cluster: CrashingCluster) -> World:
+    """An operator that repeats a pass that failed. The job trains, a node gets a notice, and its pod ends."""
+    cluster.put_job(job())
+    world = World(cluster, last_step=10_000, isolates_jobs=True, restarts=False)
+    while world.status.get("phase") != "Running":
+        await world.turn()
+    await world.turn()
+    [pod, *_] = (pod for (_, name), pod in cluster.pods.items() if pod["spec"]["nodeName"] == f"spot-{name}")
+    taints = [{"key": TAINT_PREEMPTION, "effect": "NoSchedule"}]
+    node = cluster.nodes[pod["spec"]["nodeName"]] | {"spec": {"taints": taints}}
+    for _ in range(3):
+        cluster.nodes[pod["spec"]["nodeName"]] = node
+        await world.turn()
+    return world
+
+
+async def test_a_failed_action_costs_no_event_and_no_metric_of_the_decision() -> None:
+    """The status has it by then, so no later pass makes it again."""
+
+    def records(world: World) -> tuple[set[str], list[bytes]]:
+        metrics, _ = world.metrics.exposition()
+        return {event["reason"] for event in world.cluster.events}, [
+            line for line in metrics.splitlines() if b"notice_to_drain_seconds_count" in line
+        ]
+
+    undisturbed = await drained(FailingActions())
+    assert "Preempted" in records(undisturbed)[0]
+    assert undisturbed.cluster.num_writes > 8
+    for crash_at in range(1, undisturbed.cluster.num_writes + 1):
+        world = await drained(FailingActions(crash_at=crash_at))
+        assert world.num_crashes == 1
+        assert records(world) == records(undisturbed), f"failure of action {crash_at}"
 
 
 async def test_the_second_pass_at_the_same_moment_writes_nothing() -> None:

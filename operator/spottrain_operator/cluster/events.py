@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from spottrain_api.contract import API_VERSION, KIND
 from spottrain_api.wording import one_line
-from spottrain_operator.cluster.client import ClusterClient, Manifest, RefusedError
+from spottrain_operator.cluster.client import ClusterClient, ClusterError, Manifest
 from spottrain_operator.core.model import Event
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,8 @@ MAX_MESSAGE_BYTES = 1000
 class EventRecorder:
     """Writes events to the API server, without frequent repeats.
 
-    It leaves out an event that it wrote for the same job within the last five minutes.
+    It leaves out an event that it wrote for the same job within the last five minutes. One that can't be written is
+    in the operator's log alone, because no decision depends on it.
     """
 
     def __init__(self, cluster: ClusterClient, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,7 +44,7 @@ class EventRecorder:
         logger.log(level, "%s: %s: %s", job["metadata"]["name"], event.reason, one_line(event.message, most=1000))
         try:
             await self._cluster.create_event(_manifest(job, event))
-        except RefusedError as error:  # as in a namespace that is being deleted; the job doesn't depend on it
+        except ClusterError as error:  # as in a namespace that is being deleted
             logger.warning("%s: the event %s is in this log alone: %s", job["metadata"]["name"], event.reason, error)
         self._written[key] = self._clock()
         if len(self._written) > MAX_REMEMBERED:
