@@ -209,6 +209,7 @@ class Reconciler:
         await asyncio.gather(*(tell(meta["name"], meta["uid"]) for meta in behind))
 
     async def _observe(self, key: JobKey, job: JobView, pods: Sequence[Manifest]) -> Observed:
+        listening_since = self._listening_since()
         found = sorted((pod_view(pod) for pod in pods), key=lambda pod: pod.sequence)
         uids = frozenset(pod.uid for pod in found)
         views = await self._pod_events.explained(key, found, self._now())
@@ -218,11 +219,12 @@ class Reconciler:
             job=job,
             pods=views,
             nodes={node["metadata"]["name"]: node_view(node) for node in nodes},
-            reports=self._reports.of(uids),
+            # While the lease was away, nobody could be heard.
+            reports={uid: v for uid, v in self._reports.of(uids).items() if v.last_contact >= listening_since},
             refused_reports=self._reports.refused(uids),
             kept_away=kept_away(unplaced, job.spec, self._tainted_nodes(), self._site) if unplaced else {},
             template_hash=template_hash(job.spec),
-            listening_since=self._listening_since(),
+            listening_since=listening_since,
             record_interval=self._record_interval,
             refusal=self._refusals.get(key),
             rival=await self._rivals.rival_of(job),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 import aiohttp
 import pytest
@@ -13,14 +13,16 @@ from benchmarks.ports import free_ports
 
 from memory_cluster import MemoryCluster
 from operator_world import KEY, job, older_definition
+from pod_tokens import pod_token
 from spottrain_api import crd
-from spottrain_api.contract import TAINT_PREEMPTION
+from spottrain_api.contract import TAINT_PREEMPTION, TOKEN_AUDIENCE, AgentPhase, AgentReport
 from spottrain_operator import process
-from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest
+from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest, PodIdentity
 from spottrain_operator.cluster.lease import LEASE_NAME, LeaderElection, LeaseSettings
 from spottrain_operator.controller import PLACES, Priority
-from spottrain_operator.core.model import Observed, Plan
+from spottrain_operator.core.model import DeletePod, Observed, Plan
 from spottrain_operator.core.plan import plan
+from spottrain_operator.core.timing import OPERATOR_RESTART_GRACE, SILENT_ALONE
 from spottrain_operator.process import LeadershipLostError, Operator, OperatorSettings
 
 SYSTEM = "system"
@@ -78,6 +80,34 @@ class Running:
                 return answer.status
         except aiohttp.ClientConnectorError:
             return None
+
+    async def report_until(self, condition: Callable[[], bool], pod: str, **state: object) -> None:
+        """Report as the agent of a pod does, again and again."""
+        uid = self.cluster.pods[KEY.namespace, pod]["metadata"]["uid"]
+        identity = PodIdentity(namespace=KEY.namespace, pod=pod, uid=uid)
+        token = pod_token(identity)
+        self.cluster.tokens[token, TOKEN_AUDIENCE] = identity
+        values = {"pod": pod, "pod_uid": uid, "warm": True, "rendezvous_port": 4000, "sent_at": datetime.now(UTC)}
+        body, headers = AgentReport.model_validate(values | state).to_json(), {"Authorization": f"Bearer {token}"}
+        url = f"https://127.0.0.1:{self.settings.port}/v1/report"
+        async with asyncio.timeout(20), aiohttp.ClientSession(headers=headers) as session:
+            while not condition():
+                async with session.post(url, data=body, ssl=False):
+                    await asyncio.sleep(0.01)
+
+    def run_pods(self) -> None:
+        """Let all pods be up, each on a node of its own."""
+        at = datetime.now(UTC).isoformat()
+        conditions = [
+            {"type": each, "status": "True", "lastTransitionTime": at} for each in ("PodScheduled", "Ready")
+        ]
+        for (_, name), pod in self.cluster.pods.items():
+            node = {"metadata": {"name": f"node-of-{name}"}, "spec": {}}
+            self.cluster.put_node(node | {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+            pod["spec"]["nodeName"] = f"node-of-{name}"
+            containers = [{"name": "trainer", "ready": True, "state": {"running": {"startedAt": at}}}]
+            status = {"phase": "Running", "podIP": "127.9.0.1", "conditions": conditions}
+            pod["status"] = status | {"containerStatuses": containers}
 
     def apply(self, name: str) -> None:
         manifest = job(checkpoint={"uri": f"s3://bucket/{name}"})
@@ -182,6 +212,76 @@ async def test_a_notice_during_an_outage_goes_before_all_else_afterwards(operato
     assert operator.num_pods("other-0") == 2
     cluster.creates.set()
     await operator.until_pods("with-notice", 4)
+
+
+@dataclass
+class Clock:
+    """The operator's clock, which a test can set forward."""
+
+    ahead: float = 0.0
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self.ahead)
+
+
+@dataclass
+class Decisions:
+    """What is decided, and by what."""
+
+    made: list[tuple[Observed, Plan]] = field(default_factory=list)
+
+    def __call__(self, observed: Observed, now: datetime) -> Plan:
+        self.made.append((observed, plan(observed, now)))
+        return self.made[-1][1]
+
+    def heed(self, pod: str, phase: AgentPhase) -> Callable[[], bool]:
+        """Whether the newest decision is by such a report."""
+
+        def heeded() -> bool:
+            reports = self.made[-1][0].reports.values() if self.made else ()
+            return any((view.report.pod, view.report.phase) == (pod, phase) for view in reports)
+
+        return heeded
+
+
+async def test_agents_that_come_back_after_an_outage_one_after_the_other_are_not_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody could hear them meanwhile. One that stays away is missed later."""
+    clock, decisions = Clock(), Decisions()
+    monkeypatch.setattr(process, "SteadyClock", lambda: clock)
+    monkeypatch.setattr(process, "plan", decisions)
+    cluster, settings, stop = LeaseAway(), settings_of("a"), asyncio.Event()
+    task = begin(settings, cluster, stop)
+    running = Running(cluster, task, settings)
+    running.apply(KEY.name)
+    pods = [f"{KEY.name}-{number}" for number in (1, 2, 3)]
+    try:
+        await running.until_pods(KEY.name, 3)
+        await running.until_ready(True)
+        running.run_pods()
+        for pod in pods:
+            await running.report_until(decisions.heed(pod, AgentPhase.IDLE), pod)
+        await running.until(lambda: "generation" in running.status(KEY.name))
+        starting, going = ({"generation": 1, "phase": each} for each in (AgentPhase.STARTING, AgentPhase.RUNNING))
+        for pod in pods:
+            await running.report_until(decisions.heed(pod, AgentPhase.STARTING), pod, **starting)
+        cluster.is_away = True
+        await running.until_ready(False)
+        clock.ahead += 2 * SILENT_ALONE
+        decisions.made.clear()
+        cluster.is_away = False
+        for pod in pods[:2]:
+            await running.report_until(decisions.heed(pod, AgentPhase.RUNNING), pod, **going)
+        assert not any(isinstance(action, DeletePod) for _, made in decisions.made for action in made.actions)
+        assert running.status(KEY.name)["generation"]["state"] == "Active"
+        clock.ahead += SILENT_ALONE + 2 * OPERATOR_RESTART_GRACE
+        await running.report_until(
+            lambda: running.status(KEY.name)["generation"].get("reason") == "NodeLost", pods[0], **going
+        )
+    finally:
+        stop.set()
+        await asyncio.wait({task}, timeout=20)
 
 
 async def test_a_leader_ends_if_another_has_led_meanwhile(operator: Running) -> None:

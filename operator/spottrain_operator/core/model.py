@@ -171,7 +171,7 @@ class Rival:
 class Observed:
     """One job with everything that a decision about it needs.
 
-    - reports: by pod uid.
+    - reports: by pod uid, of the agents that were heard since `listening_since`.
     - refused_reports: why the newest report of a pod was refused, by pod uid. Its `reports` are older.
     - kept_away: nodes that are kept from the pods without a node, by pod uid.
     - template_hash: of the pod template that the current spec gives.
