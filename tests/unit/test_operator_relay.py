@@ -218,6 +218,14 @@ async def test_a_peer_is_there_as_long_as_its_relay_is(setup: Setup) -> None:
     assert silence(setup, PEER) == 3.0
 
 
+async def test_a_peer_is_heard_at_its_relay_before_the_relay_holds_a_poll(setup: Setup) -> None:
+    """After an outage, the relay's report may come first."""
+    await send(setup, POD, of(PEER), of(OTHER), present=(PEER.uid, OTHER.uid))
+    setup.clock = 100.0
+    await send(setup, POD, present=(PEER.uid,))
+    assert silence(setup, PEER) == 0.0
+
+
 async def test_a_peer_that_leaves_the_relay_may_be_lost(setup: Setup) -> None:
     await send(setup, POD, of(PEER), of(OTHER), present=(PEER.uid, OTHER.uid))
     poll = polling(setup, POD, await revision(setup))

@@ -224,6 +224,8 @@ class ReportBox:
             self._comes_itself(uid)
             self._coming.pop(uid, None)
             self._relays[uid] = relay.uid
+        for uid in present:
+            self._heard(uid)
         if present:
             self._relayed[relay.uid] = frozenset(present)
         for peer in report.peers:
