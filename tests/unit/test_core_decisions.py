@@ -122,6 +122,12 @@ def test_a_member_that_has_lost_its_relay_is_waited_for(comes_by: float, cause: 
     assert generation.reason == cause
 
 
+def in_long_steps(scene: Scene, *, age: float, **changes: Any) -> Scene:
+    """Ranks whose steps take 30 s, and whose newest one is that old."""
+    progress = training().model_copy(update={"step_seconds": 30.0})
+    return scene.all_say(progress=progress, step_age_seconds=age, **changes)
+
+
 ENDS: list[Any] = [
     pytest.param(lambda s: s, ACTIVE, None, id="steady"),
     pytest.param(lambda s: s.node(4, notice=notice(4)), DRAINING, "Preempted", id="notice-on-the-node"),
@@ -135,6 +141,21 @@ ENDS: list[Any] = [
     pytest.param(lambda s: s.node(4, ready=False).says(4, age=5), STOPPING, "NodeLost", id="node-not-ready"),
     pytest.param(lambda s: s.node(4, ready=False), ACTIVE, None, id="node-not-ready-but-heard"),
     pytest.param(lambda s: s.says(4, age=60), ACTIVE, None, id="silent-while-others-step"),
+    pytest.param(
+        lambda s: in_long_steps(s, age=140.0).says(4, age=60), ACTIVE, None, id="silent-while-others-make-long-steps"
+    ),
+    pytest.param(
+        lambda s: in_long_steps(s, age=151.0).says(4, age=60),
+        STOPPING,
+        "NodeLost",
+        id="silent-while-others-hang-in-long-steps",
+    ),
+    pytest.param(
+        lambda s: in_long_steps(s, age=5.0, phase=AgentPhase.SUCCEEDED).says(4, age=60, phase=AgentPhase.RUNNING),
+        ENDED,
+        "Succeeded",
+        id="silent-in-long-steps-while-others-are-done",
+    ),
     pytest.param(
         lambda s: s.all_say(step_age_seconds=40.0).says(4, age=40), STOPPING, "NodeLost", id="silent-and-nobody-steps"
     ),

@@ -61,8 +61,8 @@ def creates(scene: Scene) -> bool:
     return any(isinstance(action, CreatePod) for action in scene.plan().actions)
 
 
-def in_steps_of(seconds: float, scene: Scene, age: float) -> Scene:
-    """Ranks whose steps take so long, and whose newest one is that old."""
+def in_steps_of(seconds: float | None, scene: Scene, age: float) -> Scene:
+    """Ranks whose steps take so long, and whose newest one is that old. None: nobody knows how long."""
     progress = training().model_copy(update={"step_seconds": seconds})
     return scene.all_say(progress=progress, step_age_seconds=age)
 
@@ -95,7 +95,7 @@ def is_stuck(steps: float) -> bool:
 
 
 def is_lost_alone(seconds: float) -> bool:
-    return reason(in_steps_of(100.0, training_job(), 40.0).says(4, age=seconds)) == "NodeLost"
+    return reason(in_steps_of(None, training_job(), 40.0).says(4, age=seconds)) == "NodeLost"
 
 
 def is_lost_with_its_node(seconds: float) -> bool:
@@ -114,7 +114,7 @@ def is_missed_after_a_restart(seconds: float) -> bool:
 
 
 def is_stepping(seconds: float) -> bool:
-    scene = in_steps_of(100.0, training_job(), seconds)
+    scene = in_steps_of(None, training_job(), seconds)
     silence = timing.SILENT_ALONE + 10
     return reason(scene.says(4, age=silence, step_age_seconds=silence)) is None
 

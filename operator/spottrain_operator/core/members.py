@@ -226,9 +226,11 @@ def _between(moment: datetime | None, until: datetime) -> float:
 
 
 def _steps(m: MemberFacts) -> bool:
-    """Whether its newest step is recent."""
-    age = m.facts.step_age if m.facts is not None else None
-    return m.state is MemberState.RUNNING and age is not None and m.training and age < STEPPING
+    """Whether it is heard, and its newest step is recent."""
+    if m.state is not MemberState.RUNNING or not m.training or m.facts is None or not m.facts.heard:
+        return False
+    age, usual = m.facts.step_age, m.progress.step_seconds if m.progress is not None else None
+    return age is not None and age < max(STEPPING, STUCK_STEPS * (usual or 0.0))
 
 
 def _stuck(members: tuple[MemberFacts, ...]) -> bool:

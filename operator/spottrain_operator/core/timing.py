@@ -25,7 +25,8 @@ SILENT_ON_LOST_NODE = 2.5
 CANDIDATE_REPORT_AGE = 3.5
 # A new operator receives first reports only with the agents' next polls and retries.
 OPERATOR_RESTART_GRACE = 6.0
-# A generation is alive if the newest step of another member is at most this old.
+# A generation is alive if the newest step of another member is younger than this, or than STUCK_STEPS steps: agents
+# report no sooner that steps no longer come.
 STEPPING = 10.0
 
 # The first generation waits this long for more than nodes.min: the pods of a new job come one by one.
