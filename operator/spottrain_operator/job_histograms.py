@@ -44,17 +44,24 @@ class JobHistogram(Collector):
 
         Prometheus' rate() leaves out the first value of a series.
         """
-        if key not in self._jobs:
-            self._jobs[key] = array("d", bytes(8 * (len(self._bucket_names) + 1)))
+        self._values(key)
 
     def observe(self, key: JobKey, value: float) -> None:
-        """Count a value of a job that is shown."""
-        values = self._jobs[key]
+        """Count a value of a job, and show it."""
+        values = self._values(key)
         values[bisect_left(self._bounds, value)] += 1
         values[-1] += value
 
+    def _values(self, key: JobKey) -> array[float]:
+        if (values := self._jobs.get(key)) is None:
+            values = self._jobs[key] = array("d", bytes(8 * (len(self._bucket_names) + 1)))
+        return values
+
     def forget(self, key: JobKey) -> None:
-        """Drop the series of a job."""
+        """Drop the series of a job.
+
+        Also from another thread than that which observes.
+        """
         self._jobs.pop(key, None)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:

@@ -43,7 +43,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._jobs = JobMetrics(now)
+        self._jobs = JobMetrics(now, on_over=self._forget_course)
         self.registry.register(self._jobs)
         self.reconcile_seconds = Histogram(
             "spottrain_reconcile_duration_seconds",
@@ -90,9 +90,6 @@ class Metrics:
         """Record a pass that decided on `after` by what it had observed."""
         job, reports = observed.job, observed.reports
         self._jobs.put(key, JobNow(spec=job.spec, status=after, reports=reports))
-        if not self._jobs.has_all_series(key):
-            self._forget_course(key)
-            return
         for histogram in (self._gap, self._drain, *self._checkpoint.values()):
             histogram.show(key)
         for seconds in gaps_closed(job.status, after):
@@ -103,6 +100,9 @@ class Metrics:
         self._observe_checkpoint(key, reports)
         if after.phase in FINISHED_PHASES:
             self._seen_commits.pop(key, None)
+        # Last, as a scrape may find meanwhile that the job is long over.
+        if not self._jobs.has_all_series(key):
+            self._forget_course(key)
 
     def _observe_checkpoint(self, key: JobKey, reports: Mapping[str, ReportView]) -> None:
         newest = self._seen_commits.get(key, (0, -1))

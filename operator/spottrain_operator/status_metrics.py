@@ -38,16 +38,21 @@ class JobMetrics(Collector):
     """Reads the jobs at each scrape.
 
     Of a job that was over for an hour only the phase is left: there may be thousands of these.
+
+    Args:
+        now: The time.
+        on_over: Told about each such job, so that its other metrics can go, too. A scrape may do so, in its thread.
     """
 
-    def __init__(self, now: Callable[[], datetime]) -> None:
+    def __init__(self, now: Callable[[], datetime], *, on_over: Callable[[JobKey], None]) -> None:
         self._now = now
+        self._on_over = on_over
         self._jobs: dict[JobKey, _Kept] = {}
 
     def put(self, key: JobKey, job: JobNow) -> None:
         """Set what the newest pass over a job found."""
         kept = _Kept(job.status.completion_time, has_all=True, samples=_samples(job))
-        self._trim(kept)
+        self._trim(key, kept)
         self._jobs[key] = kept
 
     def forget(self, key: JobKey) -> None:
@@ -57,13 +62,14 @@ class JobMetrics(Collector):
         kept = self._jobs.get(key)
         return kept is not None and kept.has_all
 
-    def _trim(self, kept: _Kept) -> None:
+    def _trim(self, key: JobKey, kept: _Kept) -> None:
         if kept.completed_at is not None and self._now() - kept.completed_at > OVER:
             kept.samples = tuple(
                 _true(samples) if family.name == PHASE_FAMILY else ()
                 for family, samples in zip(FAMILIES, kept.samples, strict=True)
             )
             kept.completed_at, kept.has_all = None, False
+            self._on_over(key)
 
     def collect(self) -> Iterator[Metric]:
         """All families, also those without a sample.
@@ -72,8 +78,8 @@ class JobMetrics(Collector):
         which jobs are.
         """
         jobs = list(self._jobs.items())
-        for _, kept in jobs:
-            self._trim(kept)
+        for key, kept in jobs:
+            self._trim(key, kept)
         for number, family in enumerate(FAMILIES):
             metric = family.kind(family.name, family.documentation, labels=(*JOB, *family.labels))
             for key, kept in jobs:

@@ -235,7 +235,7 @@ def test_of_a_job_that_is_long_over_only_the_phase_is_left() -> None:
     now = NOW
     metrics = Metrics(num_agents=lambda: 0, now=lambda: now)
     over = STATUS.model_copy(update={"phase": Phase.FAILED, "completion_time": NOW})
-    metrics.passed(KEY, seen(STATUS, {}), over)
+    metrics.passed(KEY, seen(STATUS, {"p": report()}), over)
 
     def series() -> list[tuple[str, str]]:
         samples = [sample for family in families(metrics) for sample in family.samples]
@@ -243,6 +243,7 @@ def test_of_a_job_that_is_long_over_only_the_phase_is_left() -> None:
 
     assert len(series()) > 50
     now = NOW + timedelta(hours=1, seconds=1)
+    assert series() == [("spottrain_job_phase", "Failed")], "without another pass"
     metrics.passed(KEY, seen(over, {}), over)
     assert series() == [("spottrain_job_phase", "Failed")]
     metrics.forget(KEY)
