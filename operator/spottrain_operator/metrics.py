@@ -19,7 +19,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from spottrain_api.v1alpha1 import FINISHED_PHASES, TrainingJobStatus
+from spottrain_api.v1alpha1 import TrainingJobStatus
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import Observed, ReportView
 from spottrain_operator.core.notices import heeded_notice
@@ -98,8 +98,6 @@ class Metrics:
         if latency is not None:
             self._drain.observe(key, latency)
         self._observe_checkpoint(key, reports)
-        if after.phase in FINISHED_PHASES:
-            self._seen_commits.pop(key, None)
         # Last, as a scrape may find meanwhile that the job is long over.
         if not self._jobs.has_all_series(key):
             self._forget_course(key)

@@ -230,6 +230,15 @@ def test_the_histogram_of_a_job_is_the_one_that_prometheus_client_would_show() -
     assert generate_latest(ours) == generate_latest(theirs)
 
 
+def test_a_commit_is_counted_once_though_passes_follow_the_end_of_the_job() -> None:
+    """Agents stay for some seconds."""
+    metrics = Metrics(num_agents=lambda: 0, now=lambda: NOW)
+    over = STATUS.model_copy(update={"phase": Phase.SUCCEEDED, "completion_time": NOW})
+    for before in (STATUS, over, over):
+        metrics.passed(KEY, seen(before, {"p": report()}), over)
+    assert samples(metrics, "spottrain_job_checkpoint_commit_seconds_count", "job_name") == {KEY.name: 1.0}
+
+
 def test_of_a_job_that_is_long_over_only_the_phase_is_left() -> None:
     """Also of one that a new operator finds so."""
     now = NOW
