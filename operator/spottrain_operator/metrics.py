@@ -6,7 +6,7 @@ happens while this operator runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from datetime import UTC, datetime
 
 from prometheus_client import (
@@ -124,6 +124,11 @@ class Metrics:
                     ratio = timings.forecast_seconds / timings.total_seconds
                     self._forecast.labels(key.namespace, key.name).set(ratio)
         self._seen_commits[key] = newest
+
+    @property
+    def jobs(self) -> Set[JobKey]:
+        """The jobs that have series."""
+        return self._jobs.keys
 
     def forget(self, key: JobKey) -> None:
         """Drop the series of a deleted job."""

@@ -328,14 +328,15 @@ class Operator:
         return PassResult(requeue_after=NOT_LED_SECONDS, gone=gone)
 
     async def _first_passes(self, controller: Controller) -> None:
-        """Wake each job, and each that is gone and has left pods.
+        """Wake each job, and each that is gone but has left pods, or something in this process.
 
         Ends once there is a decision on each job that isn't over, or after some time.
         """
         jobs = first_wakes(await self._watched.list_jobs(), self._watched.nodes(), self._watched.jobs_on)
         for key, priority in jobs.items():
             controller.wake(key, priority)
-        for key in self._watched.jobs_with_pods() - jobs.keys():
+        known = self._watched.jobs_with_pods() | self._metrics.jobs | self._reports.jobs
+        for key in known - jobs.keys():
             controller.wake(key)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_PASSES_SECONDS):

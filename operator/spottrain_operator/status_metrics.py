@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -54,6 +54,10 @@ class JobMetrics(Collector):
         kept = _Kept(job.status.completion_time, has_all=True, samples=_samples(job))
         self._trim(key, kept)
         self._jobs[key] = kept
+
+    @property
+    def keys(self) -> Set[JobKey]:
+        return self._jobs.keys()
 
     def forget(self, key: JobKey) -> None:
         self._jobs.pop(key, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -140,6 +141,14 @@ class Running:
         before = self.cluster.num_tries_away
         await self.until(lambda: self.cluster.num_tries_away > before + times)
 
+    async def until_measured(self, names: set[str]) -> None:
+        """Wait until the jobs with metrics are these."""
+        url, found = f"http://127.0.0.1:{self.settings.metrics_port}/metrics", None
+        async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+            while found != names:
+                async with session.get(url) as answer:
+                    found = set(re.findall(r'job_name="([^"]+)"', await answer.text()))
+
     async def until_ready(self, expected: bool) -> None:
         async with asyncio.timeout(20):
             while await self.is_ready() is not expected:  # noqa: ASYNC110
@@ -212,6 +221,22 @@ async def test_a_notice_during_an_outage_goes_before_all_else_afterwards(operato
     assert operator.num_pods("other-0") == 2
     cluster.creates.set()
     await operator.until_pods("with-notice", 4)
+
+
+async def test_nothing_is_kept_of_a_job_that_is_deleted_during_an_outage(operator: Running) -> None:
+    operator.apply("other")
+    await operator.until_pods("other", 3)
+    await operator.until_ready(True)
+    await operator.until_measured({KEY.name, "other"})
+    cluster = operator.cluster
+    cluster.is_away = True
+    await operator.until_ready(False)
+    del cluster.jobs[KEY]
+    for name in [pod for pod in cluster.pods if pod[1].startswith(f"{KEY.name}-")]:
+        del cluster.pods[name]
+    await operator.keep_trying(20)  # until the watches have shown this
+    cluster.is_away = False
+    await operator.until_measured({"other"})
 
 
 @dataclass

@@ -169,6 +169,11 @@ class ReportBox:
         if pod_uids:
             self._pods[job] = pod_uids
 
+    @property
+    def jobs(self) -> Set[JobKey]:
+        """The jobs that have pods, as of their newest pass."""
+        return self._pods.keys()
+
     def knows(self, pod_uid: str) -> bool:
         """Whether a job has the pod, as of its newest pass."""
         return pod_uid in self._known
