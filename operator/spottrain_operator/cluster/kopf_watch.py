@@ -18,7 +18,6 @@ import kopf
 from spottrain_api.contract import GROUP, PLURAL, VERSION
 from spottrain_operator.cluster.api_server import connection_info
 from spottrain_operator.cluster.client import (
-    ClusterError,
     ExpiredError,
     Kind,
     Listing,
@@ -52,7 +51,7 @@ class KopfWatch:
 
     A watch of jobs starts with the jobs that there are, from whatever version. Events of different jobs come in any
     order. A job that is deleted between a list and the start of its watch is not shown: the first write to it finds
-    that out.
+    that out. Nobody writes to a job that is over, so the end of kopf expires the watch: the jobs are listed again.
     """
 
     def __init__(self, others: WatchClient) -> None:
@@ -112,8 +111,9 @@ async def _watch_jobs() -> AsyncIterator[WatchEvent]:
     try:
         while (raw := await raw_events.get()) is not None:
             if isinstance(raw, Exception):
-                raise ClusterError(f"kopf has stopped: {raw}") from raw
+                raise ExpiredError(f"kopf has stopped: {raw}") from raw
             yield events.take(raw)
+        raise ExpiredError("kopf has stopped")
     finally:
         stop.set()
         await asyncio.to_thread(thread.join, STOP_SECONDS)
