@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import torch
 
 from spottrain.world.failures import UserError
-from spottrain.world.launch import Launch
+from spottrain.world.launch import Launch, process_started_at
 from spottrain_api.contract import FILE_RUN
 
 
@@ -33,3 +36,16 @@ def test_a_file_that_can_not_be_read_is_a_sentence(tmp_path: Path, content: str)
     (tmp_path / FILE_RUN).write_text(content)
     with pytest.raises(UserError, match=r"can't be read"):
         read_config(tmp_path)
+
+
+def test_a_rank_whose_name_ends_within_a_letter_knows_its_start() -> None:
+    pid = os.fork()
+    if pid == 0:
+        is_known = False
+        try:
+            ctypes.CDLL(None).prctl(15, "обучение модели".encode(), 0, 0, 0)  # the kernel keeps 15 bytes of it
+            is_known = abs(datetime.now(UTC) - process_started_at()) < timedelta(hours=1)
+        finally:
+            os._exit(0 if is_known else 1)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0

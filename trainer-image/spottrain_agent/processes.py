@@ -22,7 +22,8 @@ _CLAIM_SECONDS = 30.0
 def _stat(pid: int | str) -> tuple[str, int] | None:
     """State letter and parent of a process, or None if there is no such process."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        # The kernel keeps 15 bytes of a name, which may end within a character.
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The name in parentheses may itself contain spaces and parentheses.
@@ -57,7 +58,7 @@ def _walk(root: int, children: dict[int, list[int]]) -> Iterator[int]:
 def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler for the signal."""
     try:
-        text = Path(f"/proc/{pid}/status").read_text()
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return False
     caught = next((line.split()[1] for line in text.splitlines() if line.startswith("SigCgt:")), "0")

@@ -194,7 +194,7 @@ def identify_run(generation: int) -> tuple[int, str]:
 
 def process_started_at() -> datetime:
     """When this process started, by the kernel's clock, to a hundredth of a second."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    ticks = int(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
     uptime_seconds = float(Path("/proc/uptime").read_text().split()[0])
     age_seconds = uptime_seconds - ticks / os.sysconf("SC_CLK_TCK")
     return datetime.now(UTC) - timedelta(seconds=age_seconds)
