@@ -5,11 +5,14 @@ The tests show what a member's process holds and whom it serves, and which step 
 
 from __future__ import annotations
 
+import http.client
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +21,9 @@ from memory_storage import MemoryStorage
 from simulation import spec_of
 from spottrain.checkpoint import Checkpointer, CorruptCheckpoint, Replicas, StorageDenied, StorageUnavailable
 from spottrain.checkpoint.errors import ObjectNotFound
+from spottrain.checkpoint.peers import replica_client
 from spottrain.checkpoint.peers.replica_client import ReplicaClient
+from spottrain_agent import replica_store
 from spottrain_agent.replica_store import ReplicaServer, ReplicaStore
 from spottrain_api.contract import (
     AgentPhase,
@@ -116,6 +121,66 @@ def test_a_member_that_is_gone_is_named() -> None:
         port = nobody.getsockname()[1]
     with pytest.raises(StorageUnavailable, match=f"127.0.0.1:{port} can't be reached"):
         ReplicaClient(f"127.0.0.1:{port}", TOKEN).get("1/1/x")
+
+
+LIMIT_SECONDS = 1.0
+SLOW_BYTES = 24 << 20  # more than the system's buffers hold, too
+
+
+class Slowly:
+    """A file from which little can be read at a time, until twice the limit has passed."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._end = time.monotonic() + 2 * LIMIT_SECONDS
+
+    def readinto(self, memory: memoryview) -> int:
+        if time.monotonic() < self._end:
+            time.sleep(LIMIT_SECONDS / 40)
+            memory = memory[: 1 << 17]
+        length: int = self._file.readinto(memory)
+        return length
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@pytest.fixture
+def narrow(server: ReplicaServer, monkeypatch: pytest.MonkeyPatch) -> ReplicaServer:
+    """A server whose connections hold little, with a short limit on both sides."""
+    for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        server.socket.setsockopt(socket.SOL_SOCKET, buffer, 1 << 16)
+    monkeypatch.setattr(replica_client, "TIMEOUT_SECONDS", LIMIT_SECONDS)
+    monkeypatch.setattr(replica_store._Handler, "timeout", LIMIT_SECONDS)
+    return server
+
+
+def test_a_shard_that_takes_long_to_send_but_never_stalls_is_held(
+    narrow: ReplicaServer, told: list[tuple[HeldShards, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TakesSlowly(replica_store._Handler):
+        def setup(self) -> None:
+            super().setup()
+            self.rfile = Slowly(self.rfile)  # type: ignore[assignment]
+
+    monkeypatch.setattr(narrow, "RequestHandlerClass", TakesSlowly)
+    ReplicaClient(address(narrow), TOKEN).put({"1/1/big": memoryview(bytes(SLOW_BYTES))}, held(1, 0))
+    assert told[-1] == (held(1, 0),)
+
+
+def test_a_shard_that_takes_long_to_read_but_never_stalls_arrives_whole(
+    narrow: ReplicaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ReadsSlowly(http.client.HTTPResponse):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.fp = Slowly(self.fp)  # type: ignore[assignment]
+
+    monkeypatch.setattr(http.client.HTTPConnection, "response_class", ReadsSlowly)
+    narrow.store.put((1, 1), "big", bytearray(SLOW_BYTES))
+    into = bytearray(b"1" * SLOW_BYTES)
+    assert ReplicaClient(address(narrow), TOKEN).read_into("1/1/big", 0, memoryview(into)) == SLOW_BYTES
+    assert not any(into)
 
 
 # --- one rank --------------------------------------------------------------------------------------------

@@ -205,8 +205,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if body:
-            self.wfile.write(body)
+        for begin in range(0, len(body), _PIECE_BYTES):  # the timeout holds for each of them
+            self.wfile.write(body[begin : begin + _PIECE_BYTES])
 
 
 def serve(control: socket.socket, listen: socket.socket) -> None:

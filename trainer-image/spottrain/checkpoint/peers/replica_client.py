@@ -15,7 +15,9 @@ from spottrain.checkpoint.format.manifest import data_key, receipt_key
 from spottrain.checkpoint.stores.storage import Buffer
 from spottrain_api.contract import PROCESSOR_SECONDS, HeldShards, ReplicatedStep
 
+# How long a member may take for a piece of an object, and then to answer.
 TIMEOUT_SECONDS = 10.0
+_PIECE_BYTES = 1 << 20
 
 
 def prefix(generation: int, sequence: int) -> str:
@@ -80,7 +82,8 @@ class ReplicaClient:
         headers: dict[str, str] | None = None,
     ) -> http.client.HTTPResponse:
         length = {} if body is None else {"Content-Length": str(len(body))}
-        connection.request(method, path, body=body, headers={**self._headers, **length, **(headers or {})})
+        pieces = None if body is None else _pieces(memoryview(body))
+        connection.request(method, path, body=pieces, headers={**self._headers, **length, **(headers or {})})
         answer = connection.getresponse()
         if answer.status == HTTPStatus.NOT_FOUND:
             raise ObjectNotFound(path.lstrip("/"))
@@ -103,6 +106,15 @@ class ReplicaClient:
             raise StorageUnavailable(f"The member at {self.address} can't be reached: {error}.") from error
         finally:
             connection.close()
+
+
+def _pieces(data: memoryview) -> Iterator[memoryview]:
+    """The data in pieces, for each of which the timeout holds.
+
+    Sent at once, the whole shard would have to arrive within it.
+    """
+    for begin in range(0, len(data), _PIECE_BYTES):
+        yield data[begin : begin + _PIECE_BYTES]
 
 
 class ReplicaReader:
