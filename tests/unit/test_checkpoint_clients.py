@@ -86,16 +86,42 @@ def test_an_endpoint_that_only_the_users_configuration_knows_is_heeded(
     ],
 )
 def test_a_refusal_names_the_rights_or_the_key_that_is_wrong(code: str, remedy: str) -> None:
+    storage = refusing(403, code)
+    for use in (lambda: storage.put("k", b""), lambda: list(storage.list(""))):
+        with pytest.raises(StorageDenied, match=rf"is denied \({code}\): {remedy}"):
+            use()
+
+
+@pytest.mark.usefixtures("s3_credentials")
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("RequestTimeout", "IncompleteBody", "BadDigest"),
+        *("ThrottlingException", "KMS.ThrottlingException"),
+        *("Throttling", "IDPCommunicationError"),  # of STS, when boto3 asks it for a role's credentials
+    ],
+)
+def test_a_client_error_that_may_pass_is_tried_again(code: str) -> None:
+    with pytest.raises(StorageUnavailable, match=rf"s3://b/k .*failed, after retries: .*{code}"):
+        refusing(400, code).upload("k", b"1234")
+
+
+@pytest.mark.usefixtures("s3_credentials")
+def test_another_client_error_is_final() -> None:
+    with pytest.raises(StorageDenied, match=r"refused the request: .*InvalidArgument"):
+        refusing(400, "InvalidArgument").upload("k", b"1234")
+
+
+def refusing(status: int, code: str) -> S3Storage:
+    """A store that answers everything with this error."""
     storage = S3Storage(bucket="b", endpoint_url="http://127.0.0.1:9", max_attempts=1)
 
     def refuse(request: AWSPreparedRequest, **_: Any) -> AWSResponse:
         body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
-        return AWSResponse(request.url, 403, {}, Answer(body))
+        return AWSResponse(request.url, status, {}, Answer(body))
 
     storage._client.meta.events.register("before-send.s3", refuse)
-    for use in (lambda: storage.put("k", b""), lambda: list(storage.list(""))):
-        with pytest.raises(StorageDenied, match=rf"is denied \({code}\): {remedy}"):
-            use()
+    return storage
 
 
 def is_unsigned(request: AWSPreparedRequest) -> bool:

@@ -62,6 +62,14 @@ _BAD_KEYS = {
 _DENIED = {"AccessDenied", "403", "AllAccessDisabled", *_BAD_KEYS}
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _FULL = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "507"}
+# Client errors that may pass, most of them with status 400: what botocore retries (botocore/retries/standard.py and
+# special.py) of S3, STS and KMS, and bodies that the way to the store has damaged.
+_PASSING = {
+    *("408", "429", "RequestTimeout", "RequestTimeoutException", "PriorRequestNotComplete", "IDPCommunicationError"),
+    *("Throttling", "ThrottlingException", "ThrottledException", "KMS.ThrottlingException", "SlowDown"),
+    *("RequestThrottled", "RequestThrottledException", "TooManyRequestsException", "RequestLimitExceeded"),
+    *("BandwidthLimitExceeded", "LimitExceededException", "BadDigest", "IncompleteBody"),
+}
 
 
 class S3Storage:
@@ -302,7 +310,7 @@ class S3Storage:
         ):
             if seen & codes:
                 return make()
-        if status.startswith("4") and status not in ("408", "429"):
+        if status.startswith("4") and not seen & _PASSING:
             return StorageDenied(f"{where} refused the request: {error}")
         return StorageUnavailable(f"{where} failed, after retries: {error}")
 
