@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -108,4 +109,15 @@ def test_a_module_that_is_missing_is_named(packages: Path, module: str) -> None:
     assert failure.message == (
         f"entrypoint.module: Python finds no module {module} in the image. "
         "Correct the name, or install it in the image."
+    )
+
+
+def test_an_entrypoint_that_the_system_refuses_to_look_for_is_named_with_its_reason(tmp_path: Path) -> None:
+    script = tmp_path / ("n" * 300)
+    failure = missing_entrypoint(Entrypoint(script=str(script)))
+    assert failure is not None
+    assert failure.reason is FailureReason.ENTRYPOINT_NOT_FOUND
+    assert failure.message == (
+        f"entrypoint: the pod's user (uid {os.getuid()}) can't reach {script}: File name too long. Correct the path, "
+        "or make the file and its folders readable for that user. The folder /root usually is not."
     )

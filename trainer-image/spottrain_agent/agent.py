@@ -259,18 +259,21 @@ class Agent:
         self._activity.start = asyncio.create_task(self._launch(self._activity.run))
 
     async def _launch(self, run: GenerationRun) -> None:
-        failure = missing_entrypoint(run.assignment.entrypoint)
-        if failure is None:
-            try:
+        try:
+            failure = missing_entrypoint(run.assignment.entrypoint)
+            if failure is None:
                 if run.assignment.replica_token is not None:
                     await self._replicas.open(run.assignment.replica_token)
                 await run.start(self._zygote, self._reaper)
                 return
-            except (LaunchFailed, OSError) as error:
-                failure = Failure(reason=FailureReason.START_FAILED, message=str(error))
-        else:
             # An agent that follows this one in the pod finds the generation by its run directory.
             run.directory.create(run.assignment.trainer)
+        except (LaunchFailed, OSError) as error:
+            failure = Failure(reason=FailureReason.START_FAILED, message=str(error))
+        except Exception as error:
+            # A bug. Nobody awaits this task, so that the operator would never hear of it.
+            logger.exception("generation %d can't start", run.assignment.number)
+            failure = Failure(reason=FailureReason.START_FAILED, message=f"The agent failed: {error!r}")
         ended = GenerationEnded(generation=run.assignment.number, phase=AgentPhase.FAILED, failure=failure)
         self._dispatch(ended)
 

@@ -47,30 +47,41 @@ UNDECLARED_SHARE = 0.25
 
 
 def missing_entrypoint(entrypoint: Entrypoint) -> Failure | None:
-    """Why the program can't be in the image, found before any process starts.
+    """Why the program can't be run from the image, found before any process starts.
 
     None if it may be there.
     """
-    base = Path(entrypoint.working_dir or ".")
-    message = None
-    if entrypoint.working_dir and not base.is_dir():
+    try:
+        message = _what_is_missing(entrypoint)
+    except OSError as error:
         message = (
+            f"entrypoint: the pod's user (uid {os.getuid()}) can't reach {error.filename}: {error.strerror}. Correct "
+            "the path, or make the file and its folders readable for that user. The folder /root usually is not."
+        )
+    return Failure(reason=FailureReason.ENTRYPOINT_NOT_FOUND, message=message) if message else None
+
+
+def _what_is_missing(entrypoint: Entrypoint) -> str | None:
+    """A sentence about what is not there. Raises OSError."""
+    base = Path(entrypoint.working_dir or ".")
+    if entrypoint.working_dir and not base.is_dir():
+        return (
             f"entrypoint.workingDir: folder {entrypoint.working_dir} does not exist in the image"
             f" (looked for {base.resolve()}). Correct the path, or add the folder to the image. "
             "A local cluster has no images: there the folder is on your machine."
         )
-    elif entrypoint.script and not (base / entrypoint.script).is_file():
-        message = (
+    if entrypoint.script and not (base / entrypoint.script).is_file():
+        return (
             f"entrypoint.script: file {entrypoint.script} does not exist in the image"
             f" (looked in {base.resolve()}). Correct the path, or add the file to the image. "
             "A local cluster has no images: there the file is on your machine."
         )
-    elif entrypoint.module and not _has_module(entrypoint.module, base):
-        message = (
+    if entrypoint.module and not _has_module(entrypoint.module, base):
+        return (
             f"entrypoint.module: Python finds no module {entrypoint.module} in the image. "
             "Correct the name, or install it in the image."
         )
-    return Failure(reason=FailureReason.ENTRYPOINT_NOT_FOUND, message=message) if message else None
+    return None
 
 
 def _has_module(name: str, base: Path) -> bool:

@@ -115,9 +115,9 @@ FAILURES: Mapping[FailureReason, Reason] = {
         action="Read the message; a store is retried for five minutes before this counts as a failure.",
     ),
     FailureReason.ENTRYPOINT_NOT_FOUND: Reason(
-        meaning="The image does not contain entrypoint.script or entrypoint.module. A job that has trained waits for "
-        "an edit instead.",
-        action="Correct the path, or build the file into the image.",
+        meaning="The image does not contain entrypoint.script or entrypoint.module, or the pod's user can't reach "
+        "it. A job that has trained waits for an edit instead.",
+        action="Correct the path, or build the file into the image, where that user can read it.",
     ),
     FailureReason.INVALID_CONFIGURATION: Reason(
         meaning="The settings of the job and the script contradict each other.",

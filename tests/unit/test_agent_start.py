@@ -1,0 +1,79 @@
+"""Each start of a generation that fails is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control_api_setup import until
+from spottrain_agent import agent as agent_module
+from spottrain_agent.agent import Agent
+from spottrain_agent.generation_run import GenerationRun
+from spottrain_agent.settings import AgentSettings
+from spottrain_api.contract import (
+    AgentPhase,
+    Assignment,
+    AssignmentAction,
+    Entrypoint,
+    Failure,
+    FailureReason,
+    GenerationAssignment,
+)
+
+
+async def failure_of_a_start(entrypoint: Entrypoint, folder: Path) -> Failure:
+    """What an agent reports that is to run this program."""
+    agent = Agent(
+        AgentSettings(
+            control_url="http://127.0.0.1:9",
+            control_dir=None,
+            token_file=None,
+            pod="a",
+            pod_uid="u",
+            pod_ip="127.0.0.1",
+            node="n",
+            watcher_url=None,
+            grace_seconds=30.0,
+            run_root=folder / "runs",
+        )
+    )
+    generation = GenerationAssignment(
+        number=1,
+        rendezvous_id="r",
+        rendezvous_endpoint="127.0.0.1:9",
+        node_rank=0,
+        num_nodes=1,
+        entrypoint=entrypoint,
+        trainer={},
+    )
+    agent._on_assignment(Assignment(action=AssignmentAction.RUN, generation=generation))
+    await until(lambda: agent._report().phase is AgentPhase.FAILED)
+    failure = agent._report().failure
+    assert failure is not None
+    return failure
+
+
+@pytest.fixture(autouse=True)
+def _kill_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is not the pod's first one: what it has started is not the agent's."""
+
+    async def kill_nothing(**_: Any) -> None: ...
+
+    monkeypatch.setattr(agent_module, "kill_descendants", kill_nothing)
+
+
+async def test_an_entrypoint_that_the_system_refuses_to_look_for_is_reported(tmp_path: Path) -> None:
+    failure = await failure_of_a_start(Entrypoint(script=str(tmp_path / ("n" * 300))), tmp_path)
+    assert failure.reason is FailureReason.ENTRYPOINT_NOT_FOUND
+
+
+async def test_an_error_of_the_agent_itself_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(*_: object) -> None:
+        raise KeyError("zygote")
+
+    monkeypatch.setattr(GenerationRun, "start", start)
+    (tmp_path / "train.py").touch()
+    failure = await failure_of_a_start(Entrypoint(script=str(tmp_path / "train.py")), tmp_path)
+    assert failure == Failure(reason=FailureReason.START_FAILED, message="The agent failed: KeyError('zygote')")
