@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,13 +26,15 @@ ANSWERS = {
     "full": (507, "XMinioStorageFull"),
 }
 CONTROL = "/-/fault/"
+DAWDLE_SECONDS = 2.0
 
 
 class FaultyProxy(ThreadingHTTPServer):
     """A proxy that forwards to `upstream` (a URL), or plays `fault`.
 
     `fault` is a key of ANSWERS, "drops" (the connection), "hangs" (until the client hangs up), "cuts" (an answer in
-    the middle of its body), or "" for no fault. It holds for `times` requests of paths that contain `within`.
+    the middle of its body), "dawdles" (takes a body steadily, but little at a time for the first DAWDLE_SECONDS), or
+    "" for no fault. It holds for `times` requests of paths that contain `within`.
     """
 
     daemon_threads = True
@@ -80,12 +83,13 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        size = int(self.headers.get("Content-Length", 0))
         if self.path.startswith(CONTROL):
             self.server.play(self.path.removeprefix(CONTROL))
             self._send(200, b"")
             return
         fault = self.server.fault_of(self.path)
+        body = self._slowly(size) if fault == "dawdles" else self.rfile.read(size)
         if fault == "drops":
             self.close_connection = True
         elif fault == "hangs":
@@ -97,6 +101,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._forward(body, cut=fault == "cuts")
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = do_PATCH = _answer  # noqa: N815
+
+    def _slowly(self, size: int) -> bytes:
+        body, end = b"", time.monotonic() + DAWDLE_SECONDS
+        while time.monotonic() < end and (piece := self.rfile.read(min(1 << 17, size - len(body)))):
+            body += piece
+            time.sleep(DAWDLE_SECONDS / 80)
+        return body + self.rfile.read(size - len(body))
 
     def _refuse(self, status: int, code: str) -> None:
         if "x-amz-date" in self.headers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -9,7 +10,7 @@ from datetime import timedelta
 import botocore.auth
 import pytest
 
-from faulty_proxy import FaultyProxy, faulty_proxy
+from faulty_proxy import DAWDLE_SECONDS, FaultyProxy, faulty_proxy
 from object_stores import ObjectStore
 from spottrain.checkpoint import (
     CheckpointStorage,
@@ -19,6 +20,7 @@ from spottrain.checkpoint import (
     StorageMissing,
     StorageUnavailable,
 )
+from spottrain.checkpoint.stores import gcs_storage
 from spottrain.checkpoint.stores.gcs_storage import GcsStorage
 from spottrain.checkpoint.stores.s3_storage import S3Storage
 from spottrain.checkpoint.stores.storage import ANSWER_SECONDS
@@ -112,6 +114,17 @@ def test_a_connection_that_hangs_is_left_for_another_one(bucket: Bucket) -> None
         bucket.proxy.play("hangs", times=1)
         OPERATIONS[name](storage)
     assert len(storage.get("k")[0]) == 17 << 20
+
+
+@pytest.mark.parametrize("bucket", ["gs"], indirect=True)
+def test_an_upload_that_takes_long_but_never_stalls_succeeds(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcs_storage, "_CONNECT_SECONDS", DAWDLE_SECONDS / 2)
+    bucket.proxy.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    storage, data = bucket.open(patient=False), bytes(range(256)) * (1 << 18)
+    bucket.proxy.play("dawdles")
+    storage.upload("k", data)
+    bucket.proxy.play("")
+    assert storage.get("k")[0] == data
 
 
 def test_a_store_that_hangs_for_good_becomes_a_sentence(bucket: Bucket) -> None:

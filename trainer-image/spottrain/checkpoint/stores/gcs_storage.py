@@ -25,6 +25,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
 from google.cloud.storage import Blob, Client
 from google.cloud.storage.retry import DEFAULT_RETRY
+from requests.adapters import BaseAdapter
 
 from spottrain.checkpoint.errors import (
     ObjectNotFound,
@@ -38,7 +39,7 @@ from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, Buffer
 from spottrain.checkpoint.stores.upload_body import UploadBody
 
 _PARTS = 4
-_CONNECT_SECONDS = 5.0
+_CONNECT_SECONDS = 5.0  # also the time in which the store has to take a piece of a body
 _SMALLEST_PART = 8 << 20
 _NO_ANSWER = (requests.RequestException, TransportError, OSError)
 
@@ -90,6 +91,9 @@ class GcsStorage:
                 f"No credentials for {self._name}: give the job's service account access by workload identity, "
                 "or set GOOGLE_APPLICATION_CREDENTIALS."
             ) from error
+        session = client._http
+        for scheme in list(session.adapters):
+            session.mount(scheme, _InPieces(session.get_adapter(scheme)))
         self._client = client
         self._bucket = client.bucket(bucket)
 
@@ -214,3 +218,23 @@ class GcsStorage:
                 "checkpoint.uri in a new job."
             )
         return ObjectNotFound(key)
+
+
+class _InPieces(BaseAdapter):
+    """Sends bodies in pieces, by an adapter of requests.
+
+    The connect timeout holds for each piece. Sent at once, the whole body would have to be taken within it.
+    """
+
+    def __init__(self, adapter: BaseAdapter) -> None:
+        super().__init__()
+        self._adapter = adapter
+
+    def send(self, request: Any, **options: Any) -> requests.Response:  # type: ignore[override]
+        if isinstance(request.body, bytes | memoryview):
+            request = request.copy()  # the original may be sent again
+            request.body = UploadBody(memoryview(request.body))
+        return self._adapter.send(request, **options)
+
+    def close(self) -> None:
+        self._adapter.close()
