@@ -167,6 +167,7 @@ class Run:
             "kill_at": self.kill_at.get(rank),
             "frozen": False,
             "step_loss": False,
+            "export_first": False,
             "uri": self.uri or f"file://{self.folder}/checkpoints",
             "endpoint_url": self.endpoint_url,
             "result": str(self.folder / "result.pt"),

@@ -119,6 +119,8 @@ with spottrain.session() as session:
         clip_grad_norm=RANK_SETTINGS["clip_grad_norm"],
         deepspeed_config=RANK_SETTINGS["deepspeed_config"],
     )
+    if RANK_SETTINGS["export_first"]:
+        training.full_state_dict()
     for step in training.steps(total=RANK_SETTINGS["steps"]):
         for x, y in step.micro_batches():
             loss = (training.model(x) - y).square().mean()

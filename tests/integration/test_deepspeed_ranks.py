@@ -62,6 +62,7 @@ class Job:
     clip_grad_norm: float | None = 1.0
     global_batch: int = 10
     mixed_after: int | None = None
+    export_first: bool = False
     model: Path | None = None  # where rank 0 saves the whole model at the end, as DeepSpeed gathers it
     generation: int = 0
     outcomes: list[Outcome | None] = field(default_factory=list)
@@ -135,6 +136,7 @@ class Job:
             "deepspeed_config": self.deepspeed_config,
             "cpu_has_fp16": self.cpu_has_fp16,
             "mixed_after": self.mixed_after,
+            "export_first": self.export_first,
             "model": self.model and str(self.model),
         }
 
@@ -253,6 +255,18 @@ def test_it_trains_as_ddp_does_also_when_resized_and_where_ranks_have_no_samples
     assert_succeeded(zero)
 
     assert_same(zero, ddp, exactly=False)
+
+
+@pytest.mark.parametrize(
+    "number", [3, *(pytest.param(each, marks=pytest.mark.nightly) for each in (0, 1))], ids="stage{}".format
+)
+def test_to_export_the_model_before_the_first_step_changes_no_bit(number: int, tmp_path: Path, fork: Any) -> None:
+    steady = Job(tmp_path / "steady", fork, deepspeed=stage(number))
+    exported = replace(steady, folder=tmp_path / "exported", export_first=True)
+    for job in (steady, exported):
+        job.train(2, steps=2)
+        assert_succeeded(job)
+    assert_same(exported, steady)
 
 
 def test_a_global_batch_below_the_world_size(tmp_path: Path, fork: Any) -> None:

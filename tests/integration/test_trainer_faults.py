@@ -111,6 +111,18 @@ def test_the_loss_of_a_step_is_the_same_at_any_world_size(tmp_path: Path, fork: 
     assert losses[3] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_to_export_the_model_before_the_first_step_changes_no_bit(strategy: str, tmp_path: Path, fork: Any) -> None:
+    found = []
+    for early in (False, True):
+        run = Run(tmp_path / str(early), fork, strategy=strategy, settings={"export_first": early})
+        run.generate(2, steps=2)
+        assert_succeeded(run)
+        found.append(run.parameters())
+    steady, exported = found
+    assert all(torch.equal(value, steady[name]) for name, value in exported.items())
+
+
 @pytest.mark.parametrize(
     "strategy", ["ddp", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("fsdp", "deepspeed"))]
 )

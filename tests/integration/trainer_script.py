@@ -177,6 +177,8 @@ with spottrain.session() as session:
         clip_grad_norm=5.0,
         stateful={"seen": seen},
     )
+    if RANK_SETTINGS["export_first"]:
+        training.full_state_dict()
     losses: dict[int, float] = {}
     exact: dict[int, float] = {}
     for step in training.steps(total=RANK_SETTINGS["steps"]):

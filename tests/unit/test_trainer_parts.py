@@ -341,6 +341,9 @@ class _NoEngine:
     def state(self) -> dict[str, Any]:
         return {}
 
+    def model_state(self) -> dict[str, Any]:
+        return {}
+
     def frozen(self) -> set[str]:
         return set()
 

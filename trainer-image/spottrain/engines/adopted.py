@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.ddp import settle_buckets
 from spottrain.engines.engine import MakeOptimizer
-from spottrain.engines.model_state import frozen_names
+from spottrain.engines.model_state import frozen_names, model_state
 from spottrain.engines.native import load_named_state, named_state
 from spottrain_api.contract import TrainerConfig
 
@@ -136,6 +136,9 @@ class AdoptedEngine:
 
     def state(self) -> dict[str, Any]:
         return named_state(self._model, self._optimizer)
+
+    def model_state(self) -> dict[str, Any]:
+        return model_state(self._model)
 
     def frozen(self) -> set[str]:
         return frozen_names(self._model)

@@ -179,6 +179,9 @@ class DeepSpeedEngine:
             state[LOSS_SCALER] = {name: getattr(scaler, name) for name in _SCALER_STATE if hasattr(scaler, name)}
         return state
 
+    def model_state(self) -> dict[str, Any]:
+        return self._state.model()
+
     def frozen(self) -> set[str]:
         return frozen_names(self._engine.module)
 

@@ -30,6 +30,10 @@ class EngineState(Protocol):
         """Model and optimizer, with the names of the strategies ddp and fsdp."""
         ...
 
+    def model(self) -> dict[str, Any]:
+        """The model's part of `tensors()`."""
+        ...
+
     def load(self, state: dict[str, Any]) -> None:
         """Take over what was loaded into `tensors()`. A collective."""
         ...
@@ -53,6 +57,9 @@ class ReplicaState:
 
     def tensors(self) -> dict[str, Any]:
         return named_state(self._model, self._optimizer)
+
+    def model(self) -> dict[str, Any]:
+        return model_state(self._model)
 
     def load(self, state: dict[str, Any]) -> None:
         load_named_state(self._model, self._optimizer, state)
@@ -242,14 +249,18 @@ class ZeroState:
     def tensors(self) -> dict[str, Any]:
         flats = self._layout.flats()
         self._make_optimizer_state(flats)
+        optimizer: dict[str, Any] = {}
+        for fragment in self._fragments:
+            optimizer |= self._optimizer_state(fragment, flats[fragment.flat])
+        return {"model": self.model(), "optimizer": optimizer}
+
+    def model(self) -> dict[str, Any]:
+        flats = self._layout.flats()
         weights = {self._names[f.parameter]: f.of(flats[f.flat]) for f in self._fragments}
         frozen = {
             name: self._layout.frozen(parameter) for parameter, name in self._names.items() if name not in weights
         }
-        optimizer: dict[str, Any] = {}
-        for fragment in self._fragments:
-            optimizer |= self._optimizer_state(fragment, flats[fragment.flat])
-        return {"model": weights | frozen | self._buffers(), "optimizer": optimizer}
+        return weights | frozen | self._buffers()
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over values that are not tensors, and refresh the parameters.

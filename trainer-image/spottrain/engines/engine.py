@@ -100,6 +100,14 @@ class Engine(Protocol):
         """
         ...
 
+    def model_state(self) -> dict[str, Any]:
+        """The model's part of `state()`.
+
+        It leaves the optimizer alone: before the first step, `state()` makes the optimizer's state by a step that
+        counts.
+        """
+        ...
+
     def frozen(self) -> set[str]:
         """Names of the parameters that are not trained, as in `state()["model"]`."""
         ...

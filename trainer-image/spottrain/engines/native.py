@@ -139,6 +139,9 @@ class NativeEngine(ABC):
     def state(self) -> dict[str, Any]:
         return named_state(self._model, self._optimizer)
 
+    def model_state(self) -> dict[str, Any]:
+        return model_state(self._model)
+
     def frozen(self) -> set[str]:
         return frozen_names(self._model)
 

@@ -168,7 +168,7 @@ class Training:
         Returns:
             On rank 0, the state dict in the CPU's memory. On the other ranks, {}.
         """
-        return full_state(self._engine.state()["model"], keep=self._context.rank == 0)
+        return full_state(self._engine.model_state(), keep=self._context.rank == 0)
 
     def may_update(self) -> bool:
         """Judge the step under way: whether its gradients are used.
