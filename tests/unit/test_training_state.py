@@ -378,7 +378,7 @@ class Averages(Optimizer):
     def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 0.1})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for parameter in self.param_groups[0]["params"]:
             if parameter.grad is not None:
                 state = self.state[parameter]
