@@ -99,8 +99,10 @@ def _peft(manifest: Manifest) -> dict[str, Any]:
     """
     extra = codec.decode(manifest.extra)
     adapters: dict[str, Any] = extra.get("peft") or {}
-    if any(Path(name).name != name for name in adapters):
-        raise ExportFailed(f"The commit has adapters whose names can't be names of folders: {', '.join(adapters)}.")
+    if unfit := [name for name in adapters if name in ("", ".", "..") or {"/", "\0"} & set(name)]:
+        raise ExportFailed(
+            f"The commit has adapters whose names can't be names of folders: {', '.join(map(repr, unfit))}."
+        )
     is_unknown = not adapters and any(name.startswith(f"{MODEL}base_model.model.") for name in manifest.tensors)
     if is_unknown or any(adapter["tensors"] is None for adapter in adapters.values()):
         raise ExportFailed(
