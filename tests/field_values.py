@@ -180,7 +180,7 @@ BROKEN_RULES: list[tuple[str, Any, str]] = [
     ("podTemplate", REMOVED, _UNKNOWN_CLAIM),
     ("podTemplate.labels", {"spottrain.dev/job": "b"}, "podTemplate.labels: keys that start with spottrain.dev/"),
     ("podTemplate.annotations", {"spottrain.dev/a": "b"}, "podTemplate.annotations: keys that start with spottrain"),
-    ("podTemplate.annotations", {"devices.gke.io/container.trainer": "b"}, "its devices of the host"),
+    ("podTemplate.annotations", {"devices.gke.io/container.trainer": "b"}, "its devices or folders of the host"),
     ("podTemplate.volumes", [_DATA, _DATA], "two volumes have the same name"),
     ("podTemplate.volumes[]", REMOVED, _UNKNOWN_VOLUME),
     ("podTemplate.volumes[].name", "spottrain-run", _TAKEN),

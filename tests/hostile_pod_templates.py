@@ -48,6 +48,29 @@ MOUNT = "mountPath has to be absolute, and neither /run/spottrain, /dev/shm nor 
 UNKNOWN_VOLUME = "a volumeMount names a volume that podTemplate.volumes lacks"
 NO_DEVICES = "podTemplate.network needs the node's network devices in resources.limits"
 MIB = "Too long: may not be more than"
+RIGHTS = "sets a container's AppArmor or seccomp profile, or its devices or folders of the host"
+
+_ROOT = "- {source: /, destination: /host, type: bind, options: [rbind, rw]}"
+_DISK = "- {path: /dev/sda, type: b, major: 8, minor: 0}"
+# Annotations that plug-ins of container runtimes, and runtimes themselves, obey.
+RIGHTS_BY_ANNOTATION = {
+    "container.apparmor.security.beta.kubernetes.io/trainer": "unconfined",
+    "devices.gke.io/container.trainer": "- path: /dev/sda",
+    "devices.noderesource.dev/pod": _DISK,
+    "devices.nri.io": _DISK,
+    "mounts.noderesource.dev/container.trainer": _ROOT,
+    "mounts.nri.io/pod": _ROOT,
+    "mounts.noderesource.dev": _ROOT,
+    "cdi-devices.noderesource.dev/pod": "- nvidia.com/gpu=all",
+    "cdi-devices.nri.io/container.trainer": "- nvidia.com/gpu=all",
+    "cdi.k8s.io/gpus": "nvidia.com/gpu=all",
+    "nri.io/a": "a kind of right to come",
+    "noderesource.dev": "a kind of right to come",
+    "io.kubernetes.cri-o.Devices": "/dev/sda",
+    "devices.crio.io": "/dev/sda",
+    "seccomp-profile.kubernetes.cri-o.io/trainer": "registry.dev/allows-all",
+    "io.katacontainers.config.hypervisor.kernel_params": "a=b",
+}
 
 # What a user may try, and how the API server refuses it.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -151,14 +174,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "label-of-no-kind": (template(labels={"a": "b c"}), "should match"),
     "operators-label": (template(labels={"spottrain.dev/job": "other"}), "choose another key"),
     "operators-annotation": (template(annotations={"spottrain.dev/pool": "other"}), "choose another key"),
-    "no-apparmor": (
-        template(annotations={"container.apparmor.security.beta.kubernetes.io/trainer": "unconfined"}),
-        "sets a container's AppArmor profile or its devices of the host",
-    ),
-    "devices-of-the-host": (
-        template(annotations={"devices.gke.io/container.trainer": "- path: /dev/sda"}),
-        "sets a container's AppArmor profile or its devices of the host",
-    ),
+    **{key: (template(annotations={key: value}), RIGHTS) for key, value in RIGHTS_BY_ANNOTATION.items()},
     "not-a-number": (limits(cpu="NaN"), wrong("resources.limits[cpu]", '"NaN"')),
     "endless": (limits(memory="Inf"), wrong("resources.limits[memory]", '"Inf"')),
     "negative": (limits(memory="-1Gi"), wrong("resources.limits[memory]", '"-1Gi"')),
@@ -294,6 +310,12 @@ HARMLESS: dict[str, tuple[dict[str, Any], str | None]] = {
     "sub-path-to-the-outside": (
         template(volumes=[DATA], volumeMounts=[{"name": "data", "mountPath": "/x", "subPath": "../../etc"}]),
         "must not contain '..'",
+    ),
+    "annotations-that-give-no-rights": (
+        template(
+            annotations={"networking.gke.io/interfaces": "[]", "a.dev/nri.io": "", "venri.io/a": "", "crio": ""}
+        ),
+        None,
     ),
     "annotation-of-no-name": (template(annotations={"a b": "c"}), "metadata.annotations"),
     "library-in-the-way": ({"env": [{"name": "LD_PRELOAD", "value": "/data/evil.so"}]}, None),

@@ -15,7 +15,7 @@ import yaml
 
 from chart_site import Object, Site, enforced
 from cluster_fixtures import Kubectl, wait_for
-from hostile_pod_templates import template
+from hostile_pod_templates import RIGHTS_BY_ANNOTATION, template
 from spottrain_api.contract import (
     ANNOTATION_CONTROL_CA,
     ANNOTATION_CONTROL_URL,
@@ -34,6 +34,7 @@ NOT_ITS_OWN = "operator creates, changes and deletes the pods of TrainingJobs al
 HOST = "share no network, processes or ports with their host"
 RIGHTS = "has more rights than jobs.allowedNetworks and policies.allowedCapabilities"
 TOKEN = "get no token for the API server"
+ANNOTATION = "get no devices or folders of their host by an annotation"
 Change = Callable[[Object], object]
 
 
@@ -47,6 +48,10 @@ def of_spec(**changes: Any) -> Change:
 
 def with_volume(**source: Any) -> Change:
     return lambda pod: pod["spec"]["volumes"].append({"name": "more", **source})
+
+
+def annotated(key: str, value: str) -> Change:
+    return lambda pod: pod["metadata"]["annotations"].update({key: value})
 
 
 BAD_PODS: dict[str, tuple[Change, str]] = {
@@ -73,6 +78,7 @@ BAD_PODS: dict[str, tuple[Change, str]] = {
     "TCPX's path": (with_volume(hostPath={"path": "/sys"}), "mount no folder of their host"),
     "automatic token": (of_spec(automountServiceAccountToken=True), TOKEN),
     "token": (with_volume(projected={"sources": [{"serviceAccountToken": {"path": "token"}}]}), TOKEN),
+    **{key: (annotated(key, value), ANNOTATION) for key, value in RIGHTS_BY_ANNOTATION.items()},
 }
 
 
@@ -115,6 +121,12 @@ MESH = {"name": "more", "projected": {"sources": [{"serviceAccountToken": {"path
 def test_the_operator_creates_pods_of_jobs(held: Site, more: Object) -> None:
     pod = held.pod()
     pod["spec"]["volumes"] += more.get("volumes", [])
+    assert held.tries(held.account("operator"), pod) == ""
+
+
+def test_a_pod_may_have_an_apparmor_profile_of_a_webhook(held: Site) -> None:
+    pod = held.pod()
+    annotated("container.apparmor.security.beta.kubernetes.io/trainer", "runtime/default")(pod)
     assert held.tries(held.account("operator"), pod) == ""
 
 

@@ -26,11 +26,12 @@ from spottrain_api.v1alpha1.containers import (
 from spottrain_api.v1alpha1.quantities import PositiveQuantity
 
 _SOURCES = ("emptyDir", "configMap", "secret", "persistentVolumeClaim", "ephemeral", "csi")
-# Annotations by which a pod gets devices of the host, or loses its AppArmor profile.
+# Annotations by which a pod gets devices or folders of the host, or loses its AppArmor or seccomp profile. NRI's and
+# GKE's plug-ins, CDI, CRI-O and Kata Containers read them. A domain counts as a whole, because it gets new names.
+# The chart's policy on the operator's pods has the same rule.
 _RIGHTS_BY_ANNOTATION = (
-    "container.apparmor.security.beta.kubernetes.io/",
-    "devices.gke.io/",
-    "devices.noderesource.dev/",
+    r"^(([^/]*[.])?(cdi[.]k8s[.]io|container[.]apparmor[.]security[.]beta[.]kubernetes[.]io|cri-?o[.]io|"
+    r"devices[.]gke[.]io|noderesource[.]dev|nri[.]io)(/|$)|io[.](katacontainers|kubernetes[.]cri-o)[.])"
 )
 
 
@@ -181,10 +182,9 @@ class PodTemplate(Resource):
             for field in ("labels", "annotations")
         ),
         (
-            "!has(self.annotations) || self.annotations.all(key, "
-            f"!{list(_RIGHTS_BY_ANNOTATION)}.exists(prefix, key.startsWith(prefix)))",
-            "podTemplate.annotations: an annotation sets a container's AppArmor profile or its devices of the host, "
-            "which only the operator may; remove it",
+            f"!has(self.annotations) || !self.annotations.exists(key, key.matches('{_RIGHTS_BY_ANNOTATION}'))",
+            "podTemplate.annotations: an annotation sets a container's AppArmor or seccomp profile, or its devices "
+            "or folders of the host, which only the operator may; remove it",
         ),
         (
             f"!has(self.shmSize) || {is_memory('self.shmSize')}",
