@@ -27,13 +27,20 @@ def listed(names: Sequence[str], *, most: int = 5) -> str:
     return ", ".join(names[:most]) + more
 
 
+def printable(text: str) -> str:
+    """Clean text of others for a terminal.
+
+    Control characters, and those that hide or turn around others, become spaces. Line breaks and tabs stay.
+    """
+    return "".join(each if each.isprintable() or each in "\n\t" else " " for each in text)
+
+
 def one_line(text: str, *, most: int = 300) -> str:
     """Clean text of others for a sentence of ours.
 
     The result is on one line, without control characters, and at most `most` characters long.
     """
-    printable = "".join(each if each.isprintable() else " " for each in text[: 4 * most])
-    line = " ".join(printable.split())
+    line = " ".join(printable(text[: 4 * most]).split())
     return line if len(line) <= most and len(text) <= 4 * most else f"{line[: most - 1]}…"
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from spottrain_api.wording import counted
+from spottrain_api.wording import counted, printable
 
 if TYPE_CHECKING:
     from spottrain.checkpoint import CheckpointStorage, Commit, Head
@@ -63,7 +63,7 @@ def ls(uri: str, endpoint_url: str | None) -> None:
         Console(width=_WIDE).print(table)
         unfinished = _unfinished(storage, head)
     if unfinished:
-        click.echo(f"{counted(unfinished, 'attempt')} under way or given up; the job cleans up after itself.")
+        _say(f"{counted(unfinished, 'attempt')} under way or given up; the job cleans up after itself.")
 
 
 @checkpoints.command("show")
@@ -81,19 +81,19 @@ def show(uri: str, step: int | None, endpoint_url: str | None) -> None:
         with _kept(storage, commit):
             manifest = read_manifest(storage, commit)
         extra = codec.decode(manifest.extra)
-    click.echo(f"Step {commit.step} of generation {commit.generation}, committed {commit.committed_at}")
+    _say(f"Step {commit.step} of generation {commit.generation}, committed {commit.committed_at}")
     own, shared = manifest.size(commit.attempt)
-    click.echo(f"Written by {counted(manifest.world_size, 'rank')}, {decimal(own)}, under {commit.attempt}")
+    _say(f"Written by {counted(manifest.world_size, 'rank')}, {decimal(own)}, under {commit.attempt}")
     if shared:
-        click.echo(f"Refers to {decimal(shared)} of weights that are not trained, under {', '.join(commit.needs)}")
+        _say(f"Refers to {decimal(shared)} of weights that are not trained, under {', '.join(commit.needs)}")
     for part, tensors in _parts(manifest).items():
         kinds = ", ".join(sorted({tensor.dtype for tensor in tensors.values()}))
         numbers = counted(sum(map(_elements, tensors.values())), "number")
-        click.echo(f"{part}: {counted(len(tensors), 'tensor')}, {numbers} ({kinds})")
+        _say(f"{part}: {counted(len(tensors), 'tensor')}, {numbers} ({kinds})")
         for fqn in sorted(tensors, key=lambda fqn: -_elements(tensors[fqn]))[:_LARGEST]:
-            click.echo(f"  {fqn} {list(tensors[fqn].shape)}")
+            _say(f"  {fqn} {list(tensors[fqn].shape)}")
     for name, value in (extra if isinstance(extra, dict) else {}).items():
-        click.echo(f"{name}: {shorten(str(value), _LONGEST, placeholder=' ...')}")
+        _say(f"{name}: {shorten(str(value), _LONGEST, placeholder=' ...')}")
 
 
 @checkpoints.command("verify")
@@ -114,7 +114,7 @@ def verify(uri: str, step: int | None, endpoint_url: str | None) -> None:
         found = (
             "whole" if damage is None else f"damaged. {damage}" if is_kept else "dropped by the job in the meantime"
         )
-        click.echo(f"step {commit.step}: {found}")
+        _say(f"step {commit.step}: {found}")
     damaged = sum(damage is not None and is_kept for damage, is_kept in zip(damages, kept, strict=True))
     if damaged:
         raise click.ClickException(
@@ -145,7 +145,12 @@ def export_model(uri: str, output: Path, step: int | None, endpoint_url: str | N
         with _kept(storage, commit):
             written = export(storage, commit, output)
     for path in written:
-        click.echo(f"Wrote {path} ({decimal(path.stat().st_size)}).")
+        _say(f"Wrote {path} ({decimal(path.stat().st_size)}).")
+
+
+def _say(sentence: str) -> None:
+    """Print a sentence. Names in it may come from the bucket."""
+    click.echo(printable(sentence))
 
 
 @contextmanager
@@ -156,7 +161,7 @@ def _sentences() -> Iterator[None]:
         try:
             yield
         except CheckpointError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(printable(str(error))) from error
     except ImportError as error:
         raise click.ClickException(
             f"Reading checkpoints needs {error.name}, which is not installed: run `pip install 'spottrain[trainer]'`."

@@ -14,9 +14,9 @@ from urllib3.exceptions import HTTPError
 
 from spottrain_api.contract import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB_UID, PLURAL, TRAINER_CONTAINER, VERSION
 from spottrain_api.history import HISTORY_FIELD, HISTORY_PLURAL, HistoryPoint
-from spottrain_api.tolerant import dotted, read_known
+from spottrain_api.tolerant import Path, dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobStatus
-from spottrain_api.wording import listed
+from spottrain_api.wording import listed, printable
 
 # An operator that runs writes a new job's status in a second or two.
 UNSEEN_SECONDS = 10.0
@@ -182,7 +182,7 @@ class JobReader:
         """
         with _sentences(missing=_missing(namespace, name)):
             job = self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
-        return read_known(TrainingJobStatus, job.get("status") or {})[0]
+        return _status(job)[0]
 
     def log_lines(self, namespace: str, pod: str, since: datetime | None) -> Iterator[tuple[datetime, str]]:
         """Follow the log of a trainer pod, as lines with their times.
@@ -227,8 +227,8 @@ class JobReader:
             EventSummary(
                 at=event.event_time or event.last_timestamp or event.metadata.creation_timestamp,
                 type=event.type or "Normal",
-                reason=event.reason or "",
-                message=event.message or "",
+                reason=printable(event.reason or ""),
+                message=printable(event.message or ""),
             )
             for event in events
         ]
@@ -251,7 +251,7 @@ class JobReader:
 
 
 def _snapshot(job: dict[str, Any]) -> JobSnapshot:
-    status, unknown = read_known(TrainingJobStatus, job.get("status") or {})
+    status, unknown = _status(job)
     return JobSnapshot(
         namespace=job["metadata"]["namespace"],
         name=job["metadata"]["name"],
@@ -260,6 +260,19 @@ def _snapshot(job: dict[str, Any]) -> JobSnapshot:
         status=status,
         not_understood=tuple(f"status.{dotted(path)}" for path in unknown),
     )
+
+
+def _status(job: dict[str, Any]) -> tuple[TrainingJobStatus, tuple[Path, ...]]:
+    """What this version understands of a job's status, and the paths of the rest. A terminal can show all of it."""
+    return read_known(TrainingJobStatus, _printable(job.get("status") or {}))
+
+
+def _printable(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {printable(key): _printable(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_printable(value) for value in content]
+    return printable(content) if isinstance(content, str) else content
 
 
 def _missing(namespace: str, name: str) -> str:
@@ -295,7 +308,7 @@ def pod_state(pod: Any) -> str:
         return "Terminating"
     for container in pod.status.container_statuses or ():
         if container.state.waiting and container.state.waiting.reason:
-            return str(container.state.waiting.reason)
+            return printable(container.state.waiting.reason)
         if container.state.running and not container.ready:
             return "Starting"
     return str(pod.status.phase)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spottrain_api.wording import counted, listed, place_of, traceback_tail
+from spottrain_api.wording import counted, listed, one_line, place_of, printable, traceback_tail
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,12 @@ def test_a_long_list_says_how_many_more() -> None:
     assert listed(["a"]) == "a"
     assert listed(["a", "b"], most=2) == "a, b"
     assert listed(["a", "b", "c", "d"], most=2) == "a, b and 2 more"
+
+
+def test_text_of_others_gives_a_terminal_no_commands() -> None:
+    hostile = "a\x1b[2J\tb\nc\x9b31m\x00\x7f\r\u202e\ud800é…"
+    assert printable(hostile) == "a [2J\tb\nc 31m     é…"
+    assert one_line(hostile) == "a [2J b c 31m é…"
 
 
 def test_of_a_long_traceback_the_last_whole_lines_are_told() -> None:

@@ -108,6 +108,27 @@ def test_show(uri: str) -> None:
     assert "identity: {'seed': 7}" in output
 
 
+def test_no_name_in_a_store_commands_the_terminal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hostile = "\x1b]0;mine\x07\x1b[2J\x9b31m\r\u202e"
+    uri = f"file://{tmp_path}/store"
+    saver = Checkpointer(open_storage(uri), generation=1, attempt_id=hostile, rank=0, world_size=1)
+    adapter = {"config": {}, "tensors": {"weight": f"weight{hostile}"}}
+    extra = {f"note{hostile}": hostile, "peft": {hostile: adapter}}
+    saver.save({f"model{hostile}": {"a": WEIGHT}, "model": {f"weight{hostile}": WEIGHT}}, step=1, extra=extra)
+
+    def said() -> str:
+        outputs = [run("show", uri), run("verify", uri), run("export", uri, str(tmp_path / "folder"))]
+        text = "".join(each.output for each in outputs) + caplog.text
+        assert [each for each in text if not each.isprintable() and each != "\n"] == []
+        return text
+
+    assert said().count("]0;mine") >= 6
+    damage(uri, 1, "manifest.json")
+    assert "is not what was committed" in said().replace("\n", " ")
+    (tmp_path / "store" / "HEAD").unlink()
+    assert "is passed over" in said()
+
+
 @pytest.mark.parametrize("is_there", [True, False], ids=["damaged", "missing"])
 def test_without_head_what_is_whole_is_shown(uri: str, is_there: bool, caplog: pytest.LogCaptureFixture) -> None:
     head = Path(uri.removeprefix("file://"), "HEAD")

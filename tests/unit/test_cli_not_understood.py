@@ -44,6 +44,15 @@ def pod(name: str, uid: str) -> dict[str, Any]:
     }
 
 
+# What a terminal takes as commands: a title, an empty screen, a color by a C1 character, text from the right.
+HOSTILE = "\x1b]0;mine\x07\x1b[2J\x9b31m\r\u202e"
+EVENTS = [
+    {
+        "metadata": {"name": "gpt.1", "creationTimestamp": AT},
+        "involvedObject": {},
+        **{"type": "Warning", "reason": f"A{HOSTILE}", "message": f"It said{HOSTILE}", "lastTimestamp": AT},
+    }
+]
 PODS = [pod("gpt-1", "1"), pod("gpt-9", "0")]
 Show = Callable[..., str]
 
@@ -72,6 +81,8 @@ def show(tmp_path: Path) -> Iterator[Show]:
             answer = job if path.endswith("/gpt") else {"items": []}
             if path.endswith("/trainingjobs"):
                 answer = {"items": [job]}
+            if path.endswith("/events"):
+                answer = {"items": EVENTS}
             if path.endswith("/pods"):
                 answer = {"items": [each for each in PODS if has_labels(each, parse_qs(query))]}
             if is_history:
@@ -151,6 +162,32 @@ def test_what_is_understood_is_shown_and_the_rest_named(
     output = show("status", "gpt", **newer)
     assert [text for text in shown if text not in output] == []
     assert f"This version of spottrain does not understand {field}, which a newer operator may have written" in output
+
+
+def test_no_text_of_a_job_commands_the_terminal(show: Show) -> None:
+    memory = dict.fromkeys(
+        ("parameters", "gradients", "optimizer", "activations", "working", "total", "available"), 1
+    )
+    newer = {
+        "message": HOSTILE,
+        "generation": GENERATION | {"members": [MEMBER | {"pod": HOSTILE, "node": HOSTILE}]},
+        "progress": {"step": 3, "display": HOSTILE, "message": HOSTILE, "checkpointInterval": HOSTILE},
+        "strategy": {"strategy": "ddp", "name": HOSTILE, "reason": HOSTILE, "memory": memory},
+        "conditions": [
+            {
+                **{"type": "CheckpointsHealthy", "status": "False", "lastTransitionTime": AT},
+                **{"reason": HOSTILE, "message": HOSTILE},
+            }
+        ],
+        "cost": {"total": 1, "onDemandOnly": 1, "currency": HOSTILE, "display": HOSTILE},
+        "goodputDisplay": HOSTILE,
+        "transitions": [{HOSTILE: 1}],
+    }
+    ended = {"phase": "Succeeded", "generation": None, "message": HOSTILE}
+    for said in (show("status", "gpt", **newer), show("status", **newer), show("logs", "gpt", **ended)):
+        assert "]0;mine" in said
+        assert [each for each in said if not each.isprintable() and each != "\n"] == []
+    assert show("status", "gpt", **newer).count("]0;mine") >= 11
 
 
 def test_jobs_are_listed(show: Show) -> None:

@@ -154,7 +154,19 @@ def test_an_exceptions_text_that_is_not_utf_8_can_be_reported() -> None:
     failure = Failure(reason=FailureReason.SCRIPT_ERROR, message="no \udcff.pt\0")
     parsed = parse_report(report(failure=failure).to_json().encode())
     assert parsed.failure is not None
-    assert parsed.failure.message == "no ?.pt\0"
+    assert parsed.failure.message == "no ?.pt "
+
+
+def test_a_report_has_no_commands_for_the_terminals_that_show_it() -> None:
+    failure = Failure(reason=FailureReason.SCRIPT_ERROR, message="", exit_code=1)
+    progress = Progress(generation=1, step=1, first_step_at=NOW, updated_at=NOW)
+    told = json.loads(report(failure=failure, progress=progress).to_json())
+    told["failure"]["message"], told["progress"]["message"] = "\x1b[2Jno\tfile\nhere\x9b", "\x1b]0;mine\x07"
+    parsed = parse_report(json.dumps(told).encode())
+    assert parsed.failure is not None
+    assert parsed.progress is not None
+    assert parsed.failure.message == " [2Jno\tfile\nhere "
+    assert parsed.progress.message == " ]0;mine "
 
 
 async def test_progress_alone_wakes_nobody(setup: Setup) -> None:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 from pydantic.alias_generators import to_camel
 
+from spottrain_api.wording import printable
+
 # Version of what the parts say to each other. It rises with each release that has something new to say.
 # 0: releases before there were versions. 1: the mark and the proof of a node's watcher, and WatchState.STARTING.
 PROTOCOL_VERSION = 1
@@ -24,8 +26,10 @@ def _amount(value: Any) -> Any:
 
 
 # Words of others, such as an exception's. The end is cut off, because a report that is refused for it would be lost.
-# So would one be that can't be written, because of half a character.
-Text = Annotated[str, AfterValidator(lambda text: text[:MAX_TEXT_LENGTH].encode(errors="replace").decode())]
+# So would one be that can't be written, because of half a character. `kubectl get` shows them in a terminal.
+Text = Annotated[
+    str, AfterValidator(lambda text: printable(text[:MAX_TEXT_LENGTH].encode(errors="replace").decode()))
+]
 # An amount that follows from what a script asks for, such as its steps.
 # One out of bounds is moved to the bound.
 Amount = Annotated[int, BeforeValidator(_amount)]

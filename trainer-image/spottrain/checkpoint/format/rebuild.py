@@ -14,6 +14,7 @@ from spottrain.checkpoint.format.attempt import ATTEMPTS, Attempt
 from spottrain.checkpoint.format.commits import Commit, Head, manifest_key
 from spottrain.checkpoint.format.manifest import Manifest
 from spottrain.checkpoint.stores.storage import CheckpointStorage
+from spottrain_api.wording import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def _whole(storage: CheckpointStorage, attempt: Attempt, sizes: dict[str, int]) 
         data, _ = storage.get(manifest_key(attempt.prefix))
         manifest = Manifest.parse(data, manifest_key(attempt.prefix))
     except (ObjectNotFound, CorruptCheckpoint) as error:
-        logger.warning("The checkpoint at step %d is passed over. %s", attempt.step, error)
+        logger.warning("The checkpoint at step %d is passed over. %s", attempt.step, one_line(str(error)))
         return None
     if (manifest.generation, manifest.step) != (attempt.generation, attempt.step):
         return None
