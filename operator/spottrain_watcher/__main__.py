@@ -30,6 +30,7 @@ from spottrain_api.contract import (
     shutdown_grace_seconds,
     watcher_mark,
 )
+from spottrain_api.http_server import bounded_runner
 from spottrain_watcher.azure import ENV_ACKNOWLEDGE, AzureSource
 from spottrain_watcher.ec2 import Ec2Source
 from spottrain_watcher.gce import GceSource
@@ -98,7 +99,7 @@ async def _watch(session: aiohttp.ClientSession, environ: Mapping[str, str]) -> 
     proof = secrets.token_hex()
     marker = NodeMarker(api, node, watcher_mark(proof))
     watcher = Watcher(sources, marker, proof)
-    runner = web.AppRunner(watcher.application(), access_log=None, shutdown_timeout=0.5)
+    runner = bounded_runner(watcher.application(), shutdown_timeout=0.5)
     await runner.setup()
     try:
         await web.TCPSite(runner, environ[ENV_HOST_IP], int(environ.get(ENV_WATCHER_PORT) or WATCHER_PORT)).start()

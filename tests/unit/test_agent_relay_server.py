@@ -10,8 +10,10 @@ import aiohttp
 import pytest
 
 from control_api_setup import NOW, running, until
+from raw_requests import answer
 from spottrain_agent import relay as relay_module
 from spottrain_agent.routes import RefusedError, RelayRoute
+from spottrain_api import http_server
 from spottrain_api.contract import (
     AgentReport,
     CommitRef,
@@ -152,3 +154,17 @@ async def test_peers_stay_longer_in_a_restart(attempts: list[tuple[float, str]],
         for now, outcome in attempts:  # noqa: B007 - the relay's clock
             relay.sent(taken=outcome == "taken", restarts=outcome == "refused")
         assert relay._hears_operator() is stay
+
+
+async def test_half_a_request_is_not_held_nor_one_with_many_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.1)
+    relay = relay_module.RelayServer("127.0.0.1", lambda: None)
+    serving = asyncio.create_task(relay.run())
+    poll = b"GET /v1/assignment HTTP/1.1\r\nHost: a\r\n"
+    try:
+        async with asyncio.timeout(20):
+            assert await answer(relay.port, poll) == b""
+            assert (await answer(relay.port, poll + b"A: b\r\n" * 40)).startswith(b"HTTP/1.0 400")
+    finally:
+        serving.cancel()
+        await asyncio.wait({serving})

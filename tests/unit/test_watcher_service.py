@@ -13,13 +13,20 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from benchmarks.ports import free_ports
 
 from memory_signals import MemorySource
+from raw_requests import answer
+from spottrain_api import http_server
 from spottrain_api.contract import Notice, NoticeList
+from spottrain_watcher import __main__ as program
+from spottrain_watcher.kubernetes_api import KubernetesApi
 from spottrain_watcher.watcher import Watcher
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -177,6 +184,34 @@ async def test_a_node_of_no_known_cloud_is_said_and_counted_but_no_trouble(caplo
         assert (answer.trouble, answer.hears_cloud) == (None, False)
     task.cancel()
     assert [record.levelname for record in caplog.records if "Only the signals of Kubernetes" in record.message]
+
+
+async def test_its_port_holds_little_for_who_sends_half_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def of_no_cloud(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(program, "_cloud_source", of_no_cloud)
+    away = "http://127.0.0.1:1"
+    monkeypatch.setattr(
+        KubernetesApi, "in_cluster", lambda session, _: KubernetesApi(session, away, tmp_path / "token", None)
+    )
+    (port,) = free_ports(1)
+    environ = {"SPOTTRAIN_NODE_NAME": "n", "SPOTTRAIN_HOST_IP": "127.0.0.1", "SPOTTRAIN_WATCHER_PORT": str(port)}
+
+    async with aiohttp.ClientSession() as session:
+        watching = asyncio.create_task(program._watch(session, environ))
+        try:
+            async with asyncio.timeout(20):
+                poll = b"GET /v1/notice HTTP/1.1\r\nHost: a\r\n"
+                assert await answer(port, poll) == b""
+                assert (await answer(port, poll + b"A: " + b"b" * 3000)).startswith(b"HTTP/1.0 400")
+                assert (await answer(port, poll + b"A: b\r\n" * 40)).startswith(b"HTTP/1.0 400")
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
 
 
 def test_an_unknown_provider_is_refused_before_anything_else() -> None:

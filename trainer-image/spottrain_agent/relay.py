@@ -31,6 +31,7 @@ from spottrain_api.contract import (
     Assignment,
     RelayReport,
 )
+from spottrain_api.http_server import bounded_runner
 
 # A peer may be faster than this agent's own assignment, which says who its peers are.
 UNKNOWN_PEER_SECONDS = 1.0
@@ -89,7 +90,7 @@ class RelayServer:
         application = web.Application(client_max_size=MAX_REPORT_BYTES)
         application.router.add_get(PATH_ASSIGNMENT, self._poll)
         application.router.add_post(PATH_REPORT, self._report)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+        runner = bounded_runner(application, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         try:
             await web.SockSite(runner, self._socket).start()

@@ -5,12 +5,15 @@ Their connections end soon after a peer has gone without a word, and take little
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import ssl
 from asyncio import sslproto
 
 from aiohttp import web
+
+from spottrain_api.http_server import bounded_runner
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +25,10 @@ NUM_UNANSWERED = 2
 BACKLOG = 4096
 # What an agent sends fits in. A long list from the API server takes a few reads more.
 TLS_BUFFER_BYTES = 4096
+# The token of a service account has about a thousand characters, and no more than 3,500 with the longest names.
+MAX_HEADER_BYTES = 4096
+# A peer that doesn't answer the end of TLS is cut off then. asyncio would keep all that it has sent for 30 s.
+TLS_END_SECONDS = 5.0
 
 
 def keep_tls_buffers_small() -> None:
@@ -48,23 +55,34 @@ class Port:
         """
         self.is_open = False
         self._name = name
+        self._server: asyncio.Server | None = None
         self._tls = tls
         self._socket = bound(host, port)
         # A poll whose agent goes away ends at once: that is how a lost member is noticed.
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
+        self._runner = bounded_runner(
+            application, max_header_bytes=MAX_HEADER_BYTES, shutdown_timeout=0.5, handler_cancellation=True
+        )
 
     async def open(self) -> None:
         """Serve from now on. Nothing changes if it does already."""
         if self.is_open:
             return
         await self._runner.setup()
-        await web.SockSite(self._runner, self._socket, ssl_context=self._tls).start()
+        assert self._runner.server is not None
+        self._server = await asyncio.get_running_loop().create_server(
+            self._runner.server,
+            sock=self._socket,
+            ssl=self._tls,
+            ssl_shutdown_timeout=TLS_END_SECONDS if self._tls else None,
+        )
         # asyncio's own number is also that of the connections that it accepts at a time.
         self._socket.listen(BACKLOG)
         self.is_open = True
         logger.info("%s on %s:%d", self._name, *self._socket.getsockname()[:2])
 
     async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
         await self._runner.cleanup()
         self._socket.close()
 
