@@ -25,6 +25,7 @@ from spottrain_api.contract import (
     LABEL_LEADER,
     TAINT_PREEMPTION,
 )
+from spottrain_operator.cluster.lease import LEASE_NAME
 
 pytestmark = pytest.mark.cluster
 
@@ -212,6 +213,31 @@ def test_the_operator_deletes_only_finished_jobs_that_ask_for_it(held: Site) -> 
     assert held.said(operator, *delete, "goes") == ""
 
 
+def test_only_operators_write_the_lease_by_which_releases_find_each_other(site: Site) -> None:
+    operator, tenant = site.account("operator"), f"{site.name}-tenant"
+    site.kubectl("create", "rolebinding", "tenant", "-n", site.name, "--clusterrole=edit", f"--user={tenant}")
+
+    def lease(name: str) -> Object:
+        spec = {"holderIdentity": "nobody", "leaseDurationSeconds": 2**31 - 1}
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}, "spec": spec}
+
+    def renewed(user: str) -> str:
+        # As the operator does, which may not patch.
+        found = site.kubectl.get("lease", LEASE_NAME, site.name)
+        found["spec"] |= {"holderIdentity": user}
+        return site.said(user, "replace", "--dry-run=server", "--validate=ignore", "-f", "-", stdin=found)
+
+    enforced(lambda: site.tries(tenant, lease("other")), refused=False)
+    enforced(lambda: site.tries(tenant, lease(LEASE_NAME)))
+    sentence = "only who may create TokenReviews may write it. Choose another name"
+    assert sentence in site.tries(tenant, lease(LEASE_NAME))
+    assert site.tries(operator, lease(LEASE_NAME)) == ""
+    site.kubectl("create", "-n", site.name, "-f", "-", stdin=json.dumps(lease(LEASE_NAME)))
+    assert sentence in renewed(tenant)
+    assert renewed(operator) == ""
+    site.kubectl("delete", "lease", LEASE_NAME, "-n", site.name)
+
+
 def test_an_administrator_allows_networks_and_what_webhooks_add(site: Site) -> None:
     operator = site.account("operator")
     networks = {
@@ -318,9 +344,9 @@ def test_the_policies_have_no_mistakes_that_kubernetes_finds(site: Site) -> None
     def warnings() -> Any:
         policies = json.loads(site.kubectl("get", "validatingadmissionpolicies", "-o", "json"))["items"]
         ours = [each for each in policies if each["metadata"]["name"].startswith(site.name)]
-        assert len(ours) == 5
+        assert len(ours) == 6
         checked = [each for each in ours if each.get("status", {}).get("observedGeneration")]
-        return [each["status"].get("typeChecking", {}) for each in checked] if len(checked) == 5 else None
+        return [each["status"].get("typeChecking", {}) for each in checked] if len(checked) == 6 else None
 
     wait_for(lambda: warnings() is not None, "Kubernetes has checked the policies")
-    assert warnings() == [{}] * 5
+    assert warnings() == [{}] * 6

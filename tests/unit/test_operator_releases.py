@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from memory_cluster import MemoryCluster
+from spottrain_api.contract import ANNOTATION_WATCHED
 from spottrain_operator.cluster.client import ClusterError, Manifest
 from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
 from spottrain_operator.cluster.led_namespaces import LedNamespaces
@@ -79,6 +80,25 @@ async def test_a_release_that_is_gone_without_a_word_is_waited_for_no_longer_tha
     cluster, clock = MemoryCluster(), Clock()
     await election(cluster, "a", ALL).acquire()
     waiting = asyncio.create_task(election(cluster, "b", ALL, clock).acquire())
+    assert await pending(waiting)
+    clock.seconds = 15.1
+    await asyncio.wait_for(waiting, 5)
+
+
+@pytest.mark.parametrize("annotation", [None, "nonsense", "[" * 100_000], ids=["none", "nonsense", "nested"])
+async def test_a_lease_that_never_changes_keeps_nobody_from_leading(annotation: str | None) -> None:
+    cluster, clock = MemoryCluster(), Clock()
+    annotations = {} if annotation is None else {ANNOTATION_WATCHED: annotation}
+    cluster.leases["tenant", "spottrain-operator"] = {
+        "metadata": {
+            "namespace": "tenant",
+            "name": "spottrain-operator",
+            "resourceVersion": "7",
+            "annotations": annotations,
+        },
+        "spec": {"holderIdentity": "nobody", "leaseDurationSeconds": 2**31 - 1},
+    }
+    waiting = asyncio.create_task(election(cluster, "a", TEAM, clock).acquire())
     assert await pending(waiting)
     clock.seconds = 15.1
     await asyncio.wait_for(waiting, 5)

@@ -2,9 +2,10 @@
 
 Only the leader reconciles and serves assignments.
 
-As in client-go, another holder's lease has expired once it has not *changed* for its duration, by this process' own
-clock. The times in the lease are never compared with that clock. The holder's name is the pod's name. So a container
-that restarts in the same pod takes its lease at once, as the container before it is dead.
+As in client-go, another holder's lease has expired once it has not *changed* for a time, by this process' own clock.
+The times in the lease are never compared with that clock, and its duration does not count: users may be able to write
+a lease in their namespace. The holder's name is the pod's name. So a container that restarts in the same pod takes
+its lease at once, as the container before it is dead.
 """
 
 from __future__ import annotations
@@ -212,8 +213,7 @@ class LeaderElection:
         namespace, version = lease["metadata"]["namespace"], lease["metadata"]["resourceVersion"]
         if self._observed.get(namespace, ("", 0.0))[0] != version:
             self._observed[namespace] = (version, self._clock())
-        duration = lease["spec"].get("leaseDurationSeconds") or self._settings.duration_seconds
-        return self._clock() - self._observed[namespace][1] >= duration
+        return self._clock() - self._observed[namespace][1] >= self._settings.duration_seconds
 
     def _mine(self, lease: Manifest | None) -> Manifest:
         settings = self._settings

@@ -42,7 +42,7 @@ class Scope:
         try:
             found = json.loads(text or "{}")
             return cls(names=frozenset(map(str, found.get("names", ()))), labels=dict(found.get("labels", {})))
-        except (AttributeError, TypeError, ValueError):
+        except (AttributeError, TypeError, ValueError, RecursionError):
             return cls()
 
     def __str__(self) -> str:
