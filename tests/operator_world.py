@@ -59,7 +59,7 @@ def older_definition() -> Manifest:
 
 
 class CrashError(BaseException):
-    """The operator ends here: it does nothing more, as no handler of exceptions takes this one."""
+    """The operator ends here, as no handler of exceptions takes this one."""
 
 
 class CrashingCluster(MemoryCluster):

@@ -6,7 +6,7 @@ import asyncio
 
 
 async def answer(port: int, sent: bytes) -> bytes:
-    """What a port of 127.0.0.1 sends until it closes the connection. Waits until it listens."""
+    """What a port of 127.0.0.1, once it listens, sends until it closes."""
     while True:
         try:
             reading, writing = await asyncio.open_connection("127.0.0.1", port)

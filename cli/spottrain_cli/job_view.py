@@ -263,7 +263,10 @@ def _snapshot(job: dict[str, Any]) -> JobSnapshot:
 
 
 def _status(job: dict[str, Any]) -> tuple[TrainingJobStatus, tuple[Path, ...]]:
-    """What this version understands of a job's status, and the paths of the rest. A terminal can show all of it."""
+    """What this version understands of a job's status, and the paths of the rest.
+
+    A terminal can show all of it.
+    """
     return read_known(TrainingJobStatus, _printable(job.get("status") or {}))
 
 

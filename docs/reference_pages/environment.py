@@ -49,7 +49,7 @@ IN_PODS: Mapping[str, str] = {
     "Scripts without the library can rely on it.",
     "SPOTTRAIN_RUN_ROOT": "Folder of the run directories, one for each generation.",
 }
-# Set for the ranks, by torchrun and by the agent.
+# Set for the ranks, by torchrun and by the agent, or in the job's `env`.
 IN_RANKS: Mapping[str, str] = {
     "RANK": "Number of the rank in the world, from 0. Set by torchrun.",
     "LOCAL_RANK": "Number of the rank on its node, from 0. Set by torchrun.",
@@ -59,6 +59,7 @@ IN_RANKS: Mapping[str, str] = {
     "MASTER_PORT": "Port of the rendezvous store. Set by torchrun.",
     contract.ENV_RUN_DIR: "Run directory of the generation. Without it a session takes its settings from its "
     "arguments, as under plain torchrun.",
+    "CUDA_VISIBLE_DEVICES": "The GPUs to use. Empty or -1: train on the CPU, although the node has GPUs.",
     contract.ENV_DRAIN_FILE: "File that appears, with the deadline as JSON, when SIGTERM is sent. For scripts "
     "without the library.",
 }

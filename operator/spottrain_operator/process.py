@@ -328,7 +328,9 @@ class Operator:
         return PassResult(requeue_after=NOT_LED_SECONDS, gone=gone)
 
     async def _first_passes(self, controller: Controller) -> None:
-        """Wake each job, and each that is gone but has left pods, or something in this process.
+        """Wake each job, and each that is gone but has left something.
+
+        That is pods, or series and reports in this process.
 
         Ends once there is a decision on each job that isn't over, or after some time.
         """

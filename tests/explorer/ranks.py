@@ -192,7 +192,7 @@ class _Data:
     """Stands for RankData: no samples."""
 
     plan = SimpleNamespace(world_size=1, global_batch=1)
-    order = SimpleNamespace(seed=0)
+    order = SimpleNamespace(seed=0, num_samples=1)
     tokens_per_step = None
 
     def micro_batches(self, step: int) -> tuple[()]:

@@ -57,7 +57,7 @@ async def failure_of_a_start(entrypoint: Entrypoint, folder: Path) -> Failure:
 
 @pytest.fixture(autouse=True)
 def _kill_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process is not the pod's first one: what it has started is not the agent's."""
+    """What this process, not the pod's first one, has started isn't the agent's."""
 
     async def kill_nothing(**_: Any) -> None: ...
 

@@ -62,7 +62,7 @@ def creates(scene: Scene) -> bool:
 
 
 def in_steps_of(seconds: float | None, scene: Scene, age: float) -> Scene:
-    """Ranks whose steps take so long, and whose newest one is that old. None: nobody knows how long."""
+    """Ranks whose steps take so long, or nobody knows, and whose newest is so old."""
     progress = training().model_copy(update={"step_seconds": seconds})
     return scene.all_say(progress=progress, step_age_seconds=age)
 

@@ -80,7 +80,10 @@ class FailingActions(CrashingCluster):
 
 
 async def drained(cluster: CrashingCluster) -> World:
-    """An operator that repeats a pass that failed. The job trains, a node gets a notice, and its pod ends."""
+    """A job that trained, until a node got a notice and its pod ended.
+
+    The operator repeats a pass that failed.
+    """
     cluster.put_job(job())
     world = World(cluster, last_step=10_000, isolates_jobs=True, restarts=False)
     while world.status.get("phase") != "Running":

@@ -1,4 +1,4 @@
-"""What a connection to the control API costs, when it is closed, and when a silent end is noticed."""
+"""A connection to the control API: its cost, its bounds, and its silent end."""
 
 from __future__ import annotations
 
@@ -90,7 +90,10 @@ async def test_a_peer_that_loses_its_power_is_given_up_within_three_seconds() ->
 
 @dataclass
 class Held:
-    """A port whose GET / is answered once the test says so. `polls` has the requests that wait."""
+    """A port whose GET / is answered once the test says so.
+
+    `polls` has the requests that wait.
+    """
 
     number: int = field(default_factory=lambda: free_ports(1)[0])
     polls: asyncio.Queue[web.Request] = field(default_factory=asyncio.Queue)

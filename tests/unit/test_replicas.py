@@ -128,7 +128,7 @@ SLOW_BYTES = 24 << 20  # more than the system's buffers hold, too
 
 
 class Slowly:
-    """A file from which little can be read at a time, until twice the limit has passed."""
+    """A file that gives little at a time, until twice the limit has passed."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

@@ -373,7 +373,10 @@ def schedule_of_groups(optimizer: Optimizer) -> LRScheduler:
 
 
 class Averages(Optimizer):
-    """Its steps are numbers, as of Hugging Face's Adafactor: equal ones are one object."""
+    """Its steps are numbers, as of Hugging Face's Adafactor.
+
+    Equal ones are one object.
+    """
 
     def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 0.1})

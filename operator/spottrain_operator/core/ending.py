@@ -78,7 +78,7 @@ def _escalation(
 
 
 def _planned_seconds(situation: Situation, generation: GenerationStatus) -> float:
-    """Time for a drain that nothing forces. It has room for the saves of this job, as measured."""
+    """Time for a drain that nothing forces, with room for saves as measured."""
     saves = (p.checkpoint.total_seconds for p in reported(situation, generation) if p.checkpoint is not None)
     return max(PLANNED_DRAIN, PLANNED_DRAIN_SAVES * max(saves, default=0.0))
 

@@ -144,7 +144,10 @@ def join_world(launch: Launch) -> Groups:
 
 
 def _why_gpus_are_not_used() -> str | None:
-    """Why torch uses none of the NVIDIA GPUs that are there; None if there is none, or the user has hidden them."""
+    """Why torch uses none of the NVIDIA GPUs that are there.
+
+    None if there is none, or the user has hidden them.
+    """
     found = sorted(DEVICES.glob("nvidia[0-9]*"))
     if not found or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return None
