@@ -81,7 +81,7 @@ def test_the_notes_say_what_is_missing_and_what_comes_next(release: HelmRelease)
         ),
         ('watcher.nodeSelector={"pool":"b"}', "No spot node"),
         ('nodeSelector={"eks.amazonaws.com/capacityType":"SPOT"}', "The operator finds no node: none has the labels"),
-        ("watcher.enabled=false", "No watcher, as `watcher.enabled` is false"),
+        ("watcher.enabled=false", "No watcher of this release, as `watcher.enabled` is false"),
     ],
     ids=["spot nodes of another cloud", "a pool that is not there", "spot nodes alone", "no watcher"],
 )
