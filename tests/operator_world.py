@@ -227,6 +227,13 @@ class World:
     def status(self) -> dict[str, Any]:
         return dict(self.cluster.jobs[KEY].get("status", {}))
 
+    async def until_running(self) -> None:
+        for _ in range(30):
+            await self.turn()
+            if self.status.get("phase") == "Running":
+                return
+        raise AssertionError(f"not running: {self.status}")
+
     async def until_finished(self) -> None:
         for _ in range(90):
             await self.turn()

@@ -187,6 +187,11 @@ class Scene:
             scene = scene.says(each.sequence, **changes)
         return scene
 
+    def in_steps_of(self, seconds: float | None, *, age: float, **changes: Any) -> Scene:
+        """Ranks whose steps take so long, or nobody knows, and whose newest is so old."""
+        progress = training().model_copy(update={"step_seconds": seconds})
+        return self.all_say(progress=progress, step_age_seconds=age, **changes)
+
     def forgets(self, sequence: int) -> Scene:
         reports = {uid: view for uid, view in self.observed.reports.items() if uid != f"u{sequence}"}
         return replace(self, observed=replace(self.observed, reports=reports))

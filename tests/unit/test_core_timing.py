@@ -61,12 +61,6 @@ def creates(scene: Scene) -> bool:
     return any(isinstance(action, CreatePod) for action in scene.plan().actions)
 
 
-def in_steps_of(seconds: float | None, scene: Scene, age: float) -> Scene:
-    """Ranks whose steps take so long, or nobody knows, and whose newest is so old."""
-    progress = training().model_copy(update={"step_seconds": seconds})
-    return scene.all_say(progress=progress, step_age_seconds=age)
-
-
 def idle(scene: Scene, sequence: int, **changes: Any) -> Scene:
     return scene.says(sequence, generation=0, phase=AgentPhase.IDLE, progress=None, **changes)
 
@@ -90,12 +84,12 @@ def is_lost_while_stuck(seconds: float) -> bool:
 
 def is_stuck(steps: float) -> bool:
     """The others count as stuck, so a member that is silent a moment longer is lost."""
-    scene = in_steps_of(10.0, training_job(), 10.0 * steps)
+    scene = training_job().in_steps_of(10.0, age=10.0 * steps)
     return reason(scene.says(4, age=timing.SILENT_WHILE_STUCK + 1)) == "NodeLost"
 
 
 def is_lost_alone(seconds: float) -> bool:
-    return reason(in_steps_of(None, training_job(), 40.0).says(4, age=seconds)) == "NodeLost"
+    return reason(training_job().in_steps_of(None, age=40.0).says(4, age=seconds)) == "NodeLost"
 
 
 def is_lost_with_its_node(seconds: float) -> bool:
@@ -114,7 +108,7 @@ def is_missed_after_a_restart(seconds: float) -> bool:
 
 
 def is_stepping(seconds: float) -> bool:
-    scene = in_steps_of(None, training_job(), seconds)
+    scene = training_job().in_steps_of(None, age=seconds)
     silence = timing.SILENT_ALONE + 10
     return reason(scene.says(4, age=silence, step_age_seconds=silence)) is None
 

@@ -19,6 +19,9 @@ from spottrain_api.contract import ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTI
 from spottrain_operator.cluster.client import ClusterError, Kind, Manifest
 from spottrain_operator.cluster.watched_cluster import OnChange, WatchedCluster
 
+# The spec of a node whose watcher has marked it.
+NOTICED = {"taints": [{"key": TAINT_PREEMPTION, "effect": "NoSchedule"}]}
+
 
 def end_state(world: World) -> dict[str, Any]:
     status = world.status
@@ -86,12 +89,10 @@ async def drained(cluster: CrashingCluster) -> World:
     """
     cluster.put_job(job())
     world = World(cluster, last_step=10_000, isolates_jobs=True, restarts=False)
-    while world.status.get("phase") != "Running":
-        await world.turn()
+    await world.until_running()
     await world.turn()
     [pod, *_] = (pod for (_, name), pod in cluster.pods.items() if pod["spec"]["nodeName"] == f"spot-{name}")
-    taints = [{"key": TAINT_PREEMPTION, "effect": "NoSchedule"}]
-    node = cluster.nodes[pod["spec"]["nodeName"]] | {"spec": {"taints": taints}}
+    node = cluster.nodes[pod["spec"]["nodeName"]] | {"spec": NOTICED}
     for _ in range(3):
         cluster.nodes[pod["spec"]["nodeName"]] = node
         await world.turn()
@@ -152,11 +153,10 @@ async def test_only_the_status_is_written_before_agents_hear_of_a_notice() -> No
     cluster = CrashingCluster()
     cluster.put_job(job())
     world = World(cluster, last_step=10_000)
-    while world.status.get("phase") != "Running":
-        await world.turn()
+    await world.until_running()
     await world.turn()
     [pod, *_] = (pod for (_, name), pod in cluster.pods.items() if pod["spec"]["nodeName"] == f"spot-{name}")
-    cluster.nodes[pod["spec"]["nodeName"]]["spec"] = {"taints": [{"key": TAINT_PREEMPTION, "effect": "NoSchedule"}]}
+    cluster.nodes[pod["spec"]["nodeName"]]["spec"] = NOTICED
     writes, statuses, records = cluster.num_writes, cluster.num_status_writes, len(cluster.histories)
     heard: list[tuple[bool, int, int, int]] = []
 
@@ -184,12 +184,11 @@ async def test_a_notice_is_heeded_though_the_events_of_a_pod_that_starts_can_not
     cluster = WithoutEvents()
     cluster.put_job(job())
     world = World(cluster, last_step=10_000)
-    while world.status.get("phase") != "Running":
-        await world.turn()
+    await world.until_running()
     _, spot, last = cluster.pods.values()
     creating = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
     last["status"] |= {"phase": "Pending", "conditions": [], "containerStatuses": [creating]}
-    cluster.nodes[spot["spec"]["nodeName"]]["spec"] = {"taints": [{"key": TAINT_PREEMPTION, "effect": "NoSchedule"}]}
+    cluster.nodes[spot["spec"]["nodeName"]]["spec"] = NOTICED
     await world.reconciler.reconcile(KEY)
     assert cluster.num_reads["events"] == 1
     assert (world.status["phase"], world.status["generation"]["reason"]) == ("Draining", "Preempted")
