@@ -5,9 +5,13 @@ Whoever reaches the ports of operator, watcher and relay can leave requests unfi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web, web_protocol
+from aiohttp.http_exceptions import HttpProcessingError
+
+logger = logging.getLogger(__name__)
 
 # From the start of a connection, or the end of an answer on it, until the next request has come with all its headers.
 # Agents close a connection without a request after 5 s, so this never meets one of theirs.
@@ -44,6 +48,7 @@ def bounded_runner(
     return web.AppRunner(
         application,
         access_log=None,
+        logger=logger,
         shutdown_timeout=shutdown_timeout,
         handler_cancellation=handler_cancellation,
         keepalive_timeout=REQUEST_SECONDS,
@@ -51,6 +56,17 @@ def bounded_runner(
         max_field_size=max_header_bytes,
         max_line_size=MAX_LINE_BYTES,
     )
+
+
+def _is_not_of_the_peer(record: logging.LogRecord) -> bool:
+    """Whether a record says more than that a peer has sent what is no request.
+
+    The answer tells the peer.
+    """
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+logger.addFilter(_is_not_of_the_peer)
 
 
 @web.middleware

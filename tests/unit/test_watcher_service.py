@@ -186,8 +186,8 @@ async def test_a_node_of_no_known_cloud_is_said_and_counted_but_no_trouble(caplo
     assert [record.levelname for record in caplog.records if "Only the signals of Kubernetes" in record.message]
 
 
-async def test_its_port_holds_little_for_who_sends_half_a_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_its_port_holds_and_logs_little_for_who_sends_half_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def of_no_cloud(*_: object) -> None:
         return None
@@ -209,6 +209,7 @@ async def test_its_port_holds_little_for_who_sends_half_a_request(
                 assert await answer(port, poll) == b""
                 assert (await answer(port, poll + b"A: " + b"b" * 3000)).startswith(b"HTTP/1.0 400")
                 assert (await answer(port, poll + b"A: b\r\n" * 40)).startswith(b"HTTP/1.0 400")
+                assert "Error handling request" not in caplog.text
         finally:
             watching.cancel()
             await asyncio.wait({watching})
