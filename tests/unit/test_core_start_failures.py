@@ -81,7 +81,7 @@ def test_a_job_whose_containers_end_too_early_says_how_to_see_the_log(
 NO_AGENT = "python: No module named spottrain_agent"
 
 
-LACKING = "The image lacks spottrain's agent: build it on the spottrain-trainer image, or install it there with "
+LACKING = "The image lacks spottrain's agent: build it on the spottrain-trainer image, or install spottrain "
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_container_that_ends_too_early_is_quoted_and_an_image_without_the_agen
         scene = scene.pod(sequence, **ended).forgets(sequence)
     message = scene.plan().status.message
     quote = f"pod job-3 ended with exit code 1 (Error): {said.removesuffix('.')}. "
-    advice = f"{LACKING}pip install 'spottrain[trainer]'. " if is_lacking else ""
+    advice = f"{LACKING}there, with its extra 'trainer'. " if is_lacking else ""
     assert f"{quote}{advice}See its log (kubectl logs" in message
 
 

@@ -14,8 +14,8 @@ from spottrain_operator.core.situation import PodFacts, Situation
 # Words of Python, and of container runtimes, on an image without the agent or without Python.
 _NO_AGENT = re.compile(r"""No module named '?spottrain|"python": executable|executable (?:file )?["`]python""")
 _AGENTS_ADVICE = (
-    "The image lacks spottrain's agent: build it on the spottrain-trainer image, or install it there with "
-    "pip install 'spottrain[trainer]'"
+    "The image lacks spottrain's agent: build it on the spottrain-trainer image, or install "
+    "spottrain there, with its extra 'trainer'"
 )
 
 

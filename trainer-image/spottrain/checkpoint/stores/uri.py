@@ -71,7 +71,7 @@ def _client(name: str, *, uri: str, extra: str) -> Iterator[None]:
     except ImportError as error:
         raise StorageDenied(
             f"checkpoint.uri {uri!r} needs {name}, which can't be imported ({error}). "
-            f"Run `pip install 'spottrain[{extra}]'`; for a job, in its image."
+            f"Install spottrain with its extra {extra!r}; for a job, in its image."
         ) from error
 
 
