@@ -27,6 +27,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.wording import one_line
 from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
+from spottrain_watcher.ledger import merged
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class KubernetesSource:
             node = objects.node.get(self._node, {"metadata": {}})
             labels = node["metadata"].get("labels") or {}
             seen = [*node_notices(self._node, objects.node, now), *pod_notices(self._node, labels, objects.pods, now)]
-            known = {notice.id: known.get(notice.id, notice) for notice in seen}
+            known = {notice.id: merged(known.get(notice.id), notice) for notice in seen}
             notices = tuple(known.values())
             if notices != told:
                 told = notices

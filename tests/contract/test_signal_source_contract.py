@@ -271,18 +271,18 @@ async def test_kubernetes_deletion_of_the_node_is_final(kubernetes: KubernetesCl
     assert (notice.source, notice.cancellable) == ("node-deleted", False)
 
 
-async def test_kubernetes_disruption_of_a_pod_names_the_pod(kubernetes: KubernetesCloud) -> None:
-    condition = {
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": "EvictionByEvictionAPI",
-        "lastTransitionTime": (DEADLINE - timedelta(seconds=40)).isoformat(),
-    }
-    pod: dict[str, Any] = {
+def disrupted(reason: str) -> dict[str, Any]:
+    """A pod with the condition since 40 s before the deadline, its grace period."""
+    since = {"lastTransitionTime": (DEADLINE - 40 * SECOND).isoformat()}
+    return {
         "metadata": {"name": "train-1", "uid": "u-1"},
         "spec": {"terminationGracePeriodSeconds": 40},
-        "status": {"conditions": [condition]},
+        "status": {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason} | since]},
     }
+
+
+async def test_kubernetes_disruption_of_a_pod_names_the_pod(kubernetes: KubernetesCloud) -> None:
+    pod = disrupted("EvictionByEvictionAPI")
     kubernetes.pods = [pod]
     (notice,) = await within(30, following(kubernetes))
     assert (notice.id, notice.source, notice.kind) == (
@@ -295,6 +295,22 @@ async def test_kubernetes_disruption_of_a_pod_names_the_pod(kubernetes: Kubernet
     kubernetes.pods = [pod | {"metadata": pod["metadata"] | deleted}]
     (notice,) = await within(30, following(kubernetes))
     assert notice.deadline == DEADLINE - 9 * SECOND, "whoever deletes it may leave it less"
+
+
+async def test_kubernetes_an_eviction_that_leaves_less_shortens_the_notice_of_its_condition(
+    kubernetes: KubernetesCloud,
+) -> None:
+    """The API server writes the condition first, and deletes the pod after that."""
+    pod = disrupted("EvictionByEvictionAPI")
+    kubernetes.pods = [pod]
+    answers = following(kubernetes)
+    (first,) = await within(30, answers)
+    assert first.deadline == DEADLINE
+    deleted = {"deletionTimestamp": (DEADLINE - 9 * SECOND).isoformat()}
+    kubernetes.pods = [pod | {"metadata": pod["metadata"] | deleted}]
+    await kubernetes.change()
+    (notice,) = await within(30, answers)
+    assert notice == first.model_copy(update={"deadline": DEADLINE - 9 * SECOND})
 
 
 @pytest.mark.parametrize(
@@ -310,19 +326,8 @@ async def test_kubernetes_disruption_of_a_pod_names_the_pod(kubernetes: Kubernet
 async def test_kubernetes_a_node_that_shuts_down_leaves_pods_its_own_grace(
     kubernetes: KubernetesCloud, labels: dict[str, str], seconds: float
 ) -> None:
-    said_at = DEADLINE - 40 * SECOND
-    condition = {
-        **{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"},
-        "lastTransitionTime": said_at.isoformat(),
-    }
     assert kubernetes.node is not None
     kubernetes.node["metadata"]["labels"] = labels
-    kubernetes.pods = [
-        {
-            "metadata": {"name": "train-1", "uid": "u-1"},
-            "spec": {"terminationGracePeriodSeconds": 40},
-            "status": {"conditions": [condition]},
-        }
-    ]
+    kubernetes.pods = [disrupted("TerminationByKubelet")]
     (notice,) = await within(30, following(kubernetes))
-    assert notice.deadline == said_at + seconds * SECOND
+    assert notice.deadline == DEADLINE - (40 - seconds) * SECOND
