@@ -35,7 +35,7 @@ from spottrain_watcher.azure import ENV_ACKNOWLEDGE, AzureSource
 from spottrain_watcher.ec2 import Ec2Source
 from spottrain_watcher.gce import GceSource
 from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
-from spottrain_watcher.kubernetes_signals import KubernetesSource
+from spottrain_watcher.kubernetes_signals import KubernetesSource, labels_of
 from spottrain_watcher.node_marker import NodeMarker
 from spottrain_watcher.provider import Provider, UnknownProvider, detect_provider, provider_from_environment
 from spottrain_watcher.signal_source import SignalSource
@@ -66,19 +66,27 @@ async def _is_vacated(api: KubernetesApi, node: str) -> bool:
     return all(pod["status"].get("phase") in ("Succeeded", "Failed") for pod in pods["items"])
 
 
-async def _cloud_source(
-    session: aiohttp.ClientSession, api: KubernetesApi, node: str, named: Provider | None, environ: Mapping[str, str]
+def _cloud_source(
+    session: aiohttp.ClientSession,
+    api: KubernetesApi,
+    kubernetes: KubernetesSource,
+    named: Provider | None,
+    environ: Mapping[str, str],
 ) -> SignalSource | None:
     """The source of the cloud that is named, or that the Node object shows."""
-    found = await _read_node(api, node)
-    provider = detect_provider(found) if named is None else named
+    node = environ[ENV_NODE_NAME]
+    provider = detect_provider(kubernetes.node) if named is None else named
     logger.info("watching node %s, provider %s", node, provider)
     match provider:
         case Provider.EC2:
             return Ec2Source(session, node, environ)
         case Provider.GCE:
-            grace = shutdown_grace_seconds(found["metadata"].get("labels") or {})
-            return GceSource(session, node, environ, shutdown_grace_seconds=grace)
+            return GceSource(
+                session,
+                node,
+                environ,
+                shutdown_grace_seconds=lambda: shutdown_grace_seconds(labels_of(kubernetes.node)),
+            )
         case Provider.AZURE:
             acknowledges = environ.get(ENV_ACKNOWLEDGE, "").lower() == "true"
             return AzureSource(
@@ -92,8 +100,9 @@ async def _watch(session: aiohttp.ClientSession, environ: Mapping[str, str]) -> 
     """Watch and serve until cancelled."""
     node, named = environ[ENV_NODE_NAME], provider_from_environment(environ)
     api = KubernetesApi.in_cluster(session, environ)
-    sources: list[SignalSource] = [KubernetesSource(api, node)]
-    cloud = await _cloud_source(session, api, node, named, environ)
+    kubernetes = KubernetesSource(api, await _read_node(api, node))
+    sources: list[SignalSource] = [kubernetes]
+    cloud = _cloud_source(session, api, kubernetes, named, environ)
     if cloud is not None:
         sources.append(cloud)
     proof = secrets.token_hex()

@@ -51,7 +51,7 @@ class GceSource(Polls):
         node: str,
         environ: Mapping[str, str],
         *,
-        shutdown_grace_seconds: float | None = None,
+        shutdown_grace_seconds: Callable[[], float | None] = lambda: None,
         wait_seconds: int = WAIT_SECONDS,
         now: Callable[[], datetime] = _utc_now,
     ) -> None:
@@ -61,20 +61,20 @@ class GceSource(Polls):
             session: For the requests.
             node: Name of the node.
             environ: May name the server in GCE_METADATA_HOST, as Google's own clients have it.
-            shutdown_grace_seconds: What the node's shutdown leaves its pods, if that is known.
+            shutdown_grace_seconds: What the node's shutdown leaves its pods, if that is known. It is asked at the
+                signal: labels of the node may change.
             wait_seconds: How long the server may keep a request.
             now: The signals carry no time: deadlines are counted from here.
         """
         host = environ.get(ENV_HOST) or DEFAULT_HOST
         server = MetadataServer(session, "Compute Engine's metadata server", f"http://{host}")
-        lead = PREEMPTION_LEAD
-        if shutdown_grace_seconds is not None:
-            lead = timedelta(seconds=shutdown_grace_seconds)
         preempted = _LongPoll(server, PATH_PREEMPTED, wait_seconds)
         maintenance = _LongPoll(server, PATH_MAINTENANCE, wait_seconds)
 
         async def ask_preempted() -> Sequence[Notice]:
             announced = PREEMPTED[await preempted.value(PREEMPTED)]
+            grace = shutdown_grace_seconds()
+            lead = PREEMPTION_LEAD if grace is None else timedelta(seconds=grace)
             return [self._notice("preempted", NoticeKind.PREEMPT, lead)] if announced else []
 
         async def ask_maintenance() -> Sequence[Notice]:

@@ -46,10 +46,22 @@ class KubernetesSource:
 
     name = "kubernetes"
 
-    def __init__(self, api: KubernetesApi, node: str) -> None:
+    def __init__(self, api: KubernetesApi, node: Mapping[str, Any]) -> None:
+        """Configure the source.
+
+        Args:
+            api: For the requests.
+            node: The Node, as it was read last.
+        """
         self._api = api
         self._node = node
+        self._name: str = node["metadata"]["name"]
         self._troubles = {path: f"The API server has not listed {path} yet." for path in (NODES, PODS)}
+
+    @property
+    def node(self) -> Mapping[str, Any]:
+        """The newest Node, also after its deletion: the machine may run on for a while."""
+        return self._node
 
     @property
     def trouble(self) -> str | None:
@@ -66,8 +78,8 @@ class KubernetesSource:
 
     async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
         objects = _Observed()
-        node_field = f"metadata.name={self._node}"
-        pod_field = f"spec.nodeName={self._node}"
+        node_field = f"metadata.name={self._name}"
+        pod_field = f"spec.nodeName={self._name}"
         label = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
         tasks = [
             asyncio.create_task(self._follow(NODES, objects.set_node, fieldSelector=node_field)),
@@ -89,9 +101,9 @@ class KubernetesSource:
             if objects.node is None or objects.pods is None:
                 continue
             now = datetime.now(UTC)
-            node = objects.node.get(self._node, {"metadata": {}})
-            labels = node["metadata"].get("labels") or {}
-            seen = [*node_notices(self._node, objects.node, now), *pod_notices(self._node, labels, objects.pods, now)]
+            self._node = objects.node.get(self._name, self._node)
+            labels = labels_of(self._node)
+            seen = [*node_notices(self._name, objects.node, now), *pod_notices(self._name, labels, objects.pods, now)]
             known = {notice.id: merged(known.get(notice.id), notice) for notice in seen}
             notices = tuple(known.values())
             if notices != told:
@@ -144,6 +156,11 @@ def _apply(objects: dict[str, Any], event: dict[str, Any]) -> None:
         objects[name] = event["object"]
 
 
+def labels_of(node: Mapping[str, Any]) -> Mapping[str, str]:
+    """The labels of a Node."""
+    return node["metadata"].get("labels") or {}
+
+
 def node_notices(name: str, nodes: dict[str, Any], now: datetime) -> list[Notice]:
     """Notices from the Node object: its taints, and its deletion."""
     node = nodes.get(name)
@@ -151,12 +168,14 @@ def node_notices(name: str, nodes: dict[str, Any], now: datetime) -> list[Notice
         deleted = _notice(name, "node-deleted", "node-deleted", NoticeKind.PREEMPT, now, 0, now)
         return [deleted.model_copy(update={"cancellable": False})]
     notices = []
+    grace = shutdown_grace_seconds(labels_of(node))
     for taint in accepted_taints(node):
         meaning = TAINTS.get(taint["key"])
         if meaning is not None:
             since = _time(taint.get("timeAdded"), now)
             source = f"taint:{taint['key']}"
-            notices.append(_notice(name, source, source, meaning.kind, since, meaning.lead_seconds, now))
+            lead = grace if meaning.is_shutdown and grace is not None else meaning.lead_seconds
+            notices.append(_notice(name, source, source, meaning.kind, since, lead, now))
     return notices
 
 

@@ -201,7 +201,7 @@ async def test_gce_a_vm_without_maintenance_events_is_no_trouble() -> None:
 async def test_gce_a_shutdown_that_leaves_pods_less_shortens_the_notice() -> None:
     now = datetime.now(UTC)
     body: dict[str, str | None] = {gce.PATH_PREEMPTED: "TRUE"}
-    async with saying("gke", body, now=lambda: now, shutdown_grace_seconds=15.0) as source:
+    async with saying("gke", body, now=lambda: now, shutdown_grace_seconds=lambda: 15.0) as source:
         (notice,) = await within(30, source.watch())
     assert notice.deadline == now + timedelta(seconds=15)
 

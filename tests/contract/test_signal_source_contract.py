@@ -24,19 +24,23 @@ from signal_clouds import (
     KubernetesCloud,
     LocalCloud,
     MemoryCloud,
-    Provider,
     listening,
     local_cloud,
+    node_object,
     serve,
     source_of,
     until_trouble,
     within,
 )
-from spottrain_api.contract import Notice, NoticeKind
+from signal_clouds import Provider as LocalProvider
+from spottrain_api.contract import ENV_NODE_NAME, Notice, NoticeKind
+from spottrain_watcher.__main__ import _cloud_source
 from spottrain_watcher.azure import PATH_EVENTS, PATH_NAME
 from spottrain_watcher.ec2 import ENV_ENDPOINT, PATH_INSTANCE_ACTION, PATH_MAINTENANCE, PATH_REBALANCE, Ec2Source
+from spottrain_watcher.gce import ENV_HOST
 from spottrain_watcher.kubernetes_api import KubernetesApi
 from spottrain_watcher.kubernetes_signals import KubernetesSource
+from spottrain_watcher.provider import Provider
 
 SECOND = timedelta(seconds=1)
 
@@ -57,7 +61,7 @@ async def kubernetes(tmp_path: Path) -> AsyncIterator[KubernetesCloud]:
     url, runner = await serve(cloud.application())
     (tmp_path / "token").write_text("token")
     async with aiohttp.ClientSession() as session:
-        cloud.source = KubernetesSource(KubernetesApi(session, url, tmp_path / "token", None), NODE)
+        cloud.source = KubernetesSource(KubernetesApi(session, url, tmp_path / "token", None), node_object())
         yield cloud
     await runner.cleanup()
 
@@ -144,9 +148,9 @@ async def test_ec2_asks_for_a_new_token_when_the_old_one_is_refused(ec2: Ec2Clou
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=2), timedelta(hours=-2)], ids=["ahead", "behind"])
-@pytest.mark.parametrize("provider", get_args(Provider))
+@pytest.mark.parametrize("provider", get_args(LocalProvider))
 async def test_a_clouds_other_clock_does_not_shorten_or_lengthen_a_notice(
-    provider: Provider, ahead: timedelta, tmp_path: Path
+    provider: LocalProvider, ahead: timedelta, tmp_path: Path
 ) -> None:
     options = {"now": lambda: datetime.now(UTC)} if provider == "gke" else {}
     async with local_cloud(provider, tmp_path, **options) as cloud:
@@ -201,8 +205,32 @@ async def test_ec2_maintenance_is_announced_once_it_is_near_and_only_while_it_is
     assert await within(30, answers) == ()
 
 
+async def test_gce_a_grace_that_the_node_is_labelled_with_later_counts(
+    kubernetes: KubernetesCloud, tmp_path: Path
+) -> None:
+    metadata = LocalCloud("gke", tmp_path / "interruption.json")
+    url, runner = await serve(metadata.application())
+    async with aiohttp.ClientSession() as session:
+        environ = {ENV_NODE_NAME: NODE, ENV_HOST: url.removeprefix("http://")}
+        api = KubernetesApi(session, "", tmp_path / "token", None)
+        source = _cloud_source(session, api, kubernetes.source, Provider.GCE, environ)
+        assert source is not None
+        answers = following(kubernetes)
+        assert await within(30, answers) == ()
+        added = {"timeAdded": (DEADLINE - 105 * SECOND).isoformat()}
+        kubernetes.node = node_object(taints=[{"key": "cloud.google.com/impending-node-termination"} | added])
+        kubernetes.node["metadata"]["labels"] = {"spottrain.dev/shutdown-grace-seconds": "105"}
+        await kubernetes.change()
+        (notice,) = await within(30, answers)
+        assert notice.deadline == DEADLINE
+        await metadata.preempt()
+        (notice,) = await within(30, source.watch())
+        assert notice.deadline - notice.observed_at == 105 * SECOND
+    await runner.cleanup()
+
+
 @pytest.mark.parametrize(("provider", "seconds"), [("eks", 40), ("gke", 60), ("aks", 40)])
-async def test_maintenance_on_the_local_cluster(provider: Provider, seconds: float, tmp_path: Path) -> None:
+async def test_maintenance_on_the_local_cluster(provider: LocalProvider, seconds: float, tmp_path: Path) -> None:
     """Maintenance in 40 s is a notice with a deadline in `seconds`.
 
     A cloud that says when gives those 40 s. Otherwise they are the lead of the source.

@@ -47,6 +47,14 @@ def test_the_operator_knows_each_taint_that_the_watcher_knows(taint: str, meanin
     assert generation.reason == (None if only_a_hint else "Preempted")
 
 
+@pytest.mark.parametrize(("stated", "seconds"), [("105", 105), ("soon", 15)])
+def test_a_node_that_shuts_down_has_what_its_label_says(stated: str, seconds: float) -> None:
+    node = tainted({"key": "cloud.google.com/impending-node-termination"}, {"key": KARPENTER})
+    node["metadata"]["labels"] = {LABEL_SHUTDOWN_GRACE: stated}
+    notices = node_notices("n4", {"n4": node}, NOW)
+    assert [(notice.deadline - NOW).total_seconds() for notice in notices] == [seconds, 120]
+
+
 KARPENTER = "karpenter.sh/disrupted"
 
 

@@ -189,11 +189,11 @@ async def test_a_node_of_no_known_cloud_is_said_and_counted_but_no_trouble(caplo
 async def test_its_port_holds_and_logs_little_for_who_sends_half_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def of_no_cloud(*_: object) -> None:
-        return None
+    async def of_no_cloud(*_: object) -> dict[str, dict[str, str]]:
+        return {"metadata": {"name": "n"}}
 
     monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.1)
-    monkeypatch.setattr(program, "_cloud_source", of_no_cloud)
+    monkeypatch.setattr(program, "_read_node", of_no_cloud)
     away = "http://127.0.0.1:1"
     monkeypatch.setattr(
         KubernetesApi, "in_cluster", lambda session, _: KubernetesApi(session, away, tmp_path / "token", None)

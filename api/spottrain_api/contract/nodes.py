@@ -11,10 +11,14 @@ from spottrain_api.contract.notices import NoticeKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaintMeaning:
-    """What a taint announces, and how long after it the node is gone."""
+    """What a taint announces, and how long after it the node is gone.
+
+    With `is_shutdown`, the node shuts down: what `shutdown_grace_seconds` knows of it counts instead.
+    """
 
     kind: NoticeKind
     lead_seconds: float
+    is_shutdown: bool = False
 
 
 # Taints with which termination handlers and autoscalers announce that a node will, or may, be taken away.
@@ -30,7 +34,9 @@ TAINTS: Mapping[str, TaintMeaning] = {
     "karpenter.sh/disrupted": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),
     "karpenter.sh/disruption": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),  # before 1.0
     # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
-    "cloud.google.com/impending-node-termination": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=15),
+    "cloud.google.com/impending-node-termination": TaintMeaning(
+        kind=NoticeKind.PREEMPT, lead_seconds=15, is_shutdown=True
+    ),
     # https://learn.microsoft.com/azure/aks/node-auto-drain
     "remediator.kubernetes.azure.com/unschedulable": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=30),
     # https://kubernetes.io/docs/reference/labels-annotations-taints/
