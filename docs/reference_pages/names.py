@@ -75,7 +75,8 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (
         contract.ANNOTATION_WATCHER,
         "annotation of nodes",
-        "By it, agents know the watcher of their node. The watcher sets it when it starts.",
+        "By it, agents know the watcher of their node. The watcher sets it when it starts, and on a Node that is "
+        "registered anew.",
     ),
     (
         contract.LABEL_SHUTDOWN_GRACE,

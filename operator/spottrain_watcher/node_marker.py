@@ -18,22 +18,24 @@ MIN_RETRY_SECONDS = 0.1
 MAX_RETRY_SECONDS = 2.0
 
 
-def desired_change(node: dict[str, Any], notice: Notice | None) -> dict[str, Any] | None:
-    """The merge patch that makes the Node show `notice`.
+def desired_change(node: dict[str, Any], notice: Notice | None, mark: str) -> dict[str, Any] | None:
+    """The merge patch that makes the Node show `notice` and `mark`.
 
-    None if the Node shows it already. A recommendation is only annotated, as the node may well stay. Taints are one
+    None if the Node shows them already. A recommendation is only annotated, as the node may well stay. Taints are one
     atomic list, so the patch carries the resourceVersion from which it was made.
     """
     metadata = node["metadata"]
-    annotation = notice.to_json() if notice else None
+    shown = metadata.get("annotations") or {}
+    annotations = {ANNOTATION_WATCHER: mark, ANNOTATION_NOTICE: notice.to_json() if notice else None}
+    changed = {key: value for key, value in annotations.items() if shown.get(key) != value}
     taints = node.get("spec", {}).get("taints") or []
     desired_taints = [taint for taint in taints if taint.get("key") != TAINT_PREEMPTION]
     if notice is not None and notice.makes_drain:
         ours = [taint for taint in taints if taint.get("key") == TAINT_PREEMPTION]
         desired_taints += ours or [{"key": TAINT_PREEMPTION, "effect": "NoSchedule"}]
     patch: dict[str, Any] = {}
-    if (metadata.get("annotations") or {}).get(ANNOTATION_NOTICE) != annotation:
-        patch["metadata"] = {"annotations": {ANNOTATION_NOTICE: annotation}}
+    if changed:
+        patch["metadata"] = {"annotations": changed}
     if len(desired_taints) != len(taints):
         patch["spec"] = {"taints": desired_taints}
     if patch:
@@ -44,13 +46,13 @@ def desired_change(node: dict[str, Any], notice: Notice | None) -> dict[str, Any
 class NodeMarker:
     """Keeps the Node in step with the newest notice, and retries until that succeeds.
 
-    First of all, it writes `mark`, by which agents know the watcher.
+    With it goes `mark`, by which agents know the watcher. The mark comes first, and without waiting for a notice.
     """
 
     def __init__(self, api: KubernetesApi, node: str, mark: str) -> None:
         self._api = api
         self._path = f"/api/v1/nodes/{node}"
-        self._unwritten_mark: str | None = mark
+        self._mark = mark
         self._notice: Notice | None = None
         self._shows = False
         self._changed = asyncio.Event()
@@ -82,15 +84,11 @@ class NodeMarker:
                 retry_seconds = min(2 * retry_seconds, MAX_RETRY_SECONDS)
 
     async def _write(self) -> None:
-        if self._unwritten_mark is not None:
-            await self._api.merge_patch(
-                self._path, {"metadata": {"annotations": {ANNOTATION_WATCHER: self._unwritten_mark}}}
-            )
-            self._unwritten_mark = None
         if not self._shows:
+            await self._api.merge_patch(self._path, {"metadata": {"annotations": {ANNOTATION_WATCHER: self._mark}}})
             return
         notice = self._notice
-        patch = desired_change(await self._api.get(self._path), notice)
+        patch = desired_change(await self._api.get(self._path), notice, self._mark)
         if patch is not None:
             await self._api.merge_patch(self._path, patch)
             logger.info("node marked: %s", notice.to_json() if notice else "no notice")

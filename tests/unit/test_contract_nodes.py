@@ -122,7 +122,7 @@ def test_a_time_that_is_none_counts_as_now(time: Any) -> None:
 def test_the_nodes_mark_keeps_taints_that_it_does_not_understand() -> None:
     odd = {"effect": "NoSchedule", "value": "x" * 10_000}
     [notice] = node_notices("n4", {"n4": tainted({"key": KARPENTER, "effect": "NoSchedule"})}, NOW)
-    patch = desired_change(tainted(odd), notice)
+    patch = desired_change(tainted(odd), notice, "mark")
     assert patch is not None
     assert patch["spec"]["taints"][0] == odd
 

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain_api.contract import ANNOTATION_NOTICE, POD_NOTICE_PREFIX, TAINT_PREEMPTION, Notice, NoticeKind
+from spottrain_api.contract import (
+    ANNOTATION_NOTICE,
+    ANNOTATION_WATCHER,
+    POD_NOTICE_PREFIX,
+    TAINT_PREEMPTION,
+    Notice,
+    NoticeKind,
+)
 from spottrain_watcher.ledger import Ledger
 from spottrain_watcher.node_marker import desired_change
 from spottrain_watcher.provider import Provider, UnknownProvider, detect_provider, provider_from_environment
@@ -100,7 +107,11 @@ def test_the_node_shows_that_it_goes_rather_than_that_it_may_and_never_a_pods_no
 
 def node(annotations: dict[str, str] | None = None, taints: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     return {
-        "metadata": {"name": "n", "resourceVersion": "7", "annotations": annotations or {}},
+        "metadata": {
+            "name": "n",
+            "resourceVersion": "7",
+            "annotations": {ANNOTATION_WATCHER: "mark"} | (annotations or {}),
+        },
         "spec": {"taints": taints or []},
     }
 
@@ -110,7 +121,7 @@ OUR_TAINT = {"key": TAINT_PREEMPTION, "effect": "NoSchedule"}
 
 
 def test_marking_adds_annotation_and_taint_and_keeps_other_taints() -> None:
-    patch = desired_change(node(taints=[SPOT_TAINT]), notice())
+    patch = desired_change(node(taints=[SPOT_TAINT]), notice(), "mark")
     assert patch is not None
     assert patch["metadata"]["resourceVersion"] == "7"
     assert json.loads(patch["metadata"]["annotations"][ANNOTATION_NOTICE])["id"] == "1"
@@ -119,20 +130,20 @@ def test_marking_adds_annotation_and_taint_and_keeps_other_taints() -> None:
 
 def test_a_node_that_is_marked_right_is_left_alone() -> None:
     marked = node({ANNOTATION_NOTICE: notice().to_json()}, [SPOT_TAINT, OUR_TAINT])
-    assert desired_change(marked, notice()) is None
-    assert desired_change(node(taints=[SPOT_TAINT]), None) is None
+    assert desired_change(marked, notice(), "mark") is None
+    assert desired_change(node(taints=[SPOT_TAINT]), None, "mark") is None
 
 
 def test_a_cancelled_notice_removes_annotation_and_taint() -> None:
     marked = node({ANNOTATION_NOTICE: notice().to_json()}, [SPOT_TAINT, OUR_TAINT])
-    patch = desired_change(marked, None)
+    patch = desired_change(marked, None, "mark")
     assert patch is not None
     assert patch["metadata"]["annotations"] == {ANNOTATION_NOTICE: None}
     assert patch["spec"]["taints"] == [SPOT_TAINT]
 
 
 def test_a_recommendation_is_annotated_but_not_tainted() -> None:
-    patch = desired_change(node(), notice(kind=NoticeKind.REBALANCE))
+    patch = desired_change(node(), notice(kind=NoticeKind.REBALANCE), "mark")
     assert patch is not None
     assert "spec" not in patch
 

@@ -1,8 +1,10 @@
-"""What the watcher writes on its Node: its own mark first, then the notices."""
+"""What the watcher writes on its Node: its own mark first, then the notices with it."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_WATCHER, watcher_mark
+from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_WATCHER, Notice, watcher_mark
 from spottrain_watcher.kubernetes_api import KubernetesApi
 from spottrain_watcher.node_marker import NodeMarker
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+GONE = Notice(id="1", node="n", source="node-deleted", deadline=NOW, observed_at=NOW)
 
 
 async def test_the_mark_is_written_at_the_start_and_leaves_an_earlier_notice(tmp_path: Path) -> None:
@@ -43,3 +48,42 @@ async def test_the_mark_is_written_at_the_start_and_leaves_an_earlier_notice(tmp
         ANNOTATION_NOTICE: "an earlier watcher's",
         ANNOTATION_WATCHER: watcher_mark("proof"),
     }
+
+
+async def test_a_node_that_is_registered_anew_is_marked_anew(tmp_path: Path) -> None:
+    """`kubectl delete node`, and then a kubelet that restarts: its containers run on."""
+    new: dict[str, Any] = {"metadata": {"name": "n", "resourceVersion": "1"}, "spec": {}}
+    node: dict[str, Any] | None = copy.deepcopy(new)
+    marked, missed = asyncio.Event(), asyncio.Event()
+
+    async def get(_: web.Request) -> web.Response:
+        if node is None:
+            missed.set()
+            return web.Response(status=404)
+        return web.json_response(node)
+
+    async def patch(request: web.Request) -> web.Response:
+        assert node is not None
+        annotations = (await request.json())["metadata"]["annotations"]
+        node["metadata"].setdefault("annotations", {}).update(annotations)
+        marked.set()
+        return web.json_response({})
+
+    application = web.Application()
+    application.router.add_get("/api/v1/nodes/n", get)
+    application.router.add_patch("/api/v1/nodes/n", patch)
+    (tmp_path / "token").write_text("t")
+    async with TestServer(application) as server, aiohttp.ClientSession() as session, asyncio.timeout(20):
+        api = KubernetesApi(session, str(server.make_url("")).rstrip("/"), tmp_path / "token", None)
+        marker = NodeMarker(api, "n", watcher_mark("proof"))
+        running = asyncio.create_task(marker.run())
+        await marked.wait()
+        node = None
+        marker.show(GONE)
+        await missed.wait()
+        node = copy.deepcopy(new)
+        marked.clear()
+        marker.show(None)
+        await marked.wait()
+        running.cancel()
+    assert node["metadata"]["annotations"] == {ANNOTATION_WATCHER: watcher_mark("proof")}
