@@ -104,9 +104,10 @@ class Watcher:
                 self._changed.notify_all()
             self._metrics.announced(source, notices)
             logger.info("%s announces: %s", source.name, [notice.to_json() for notice in notices])
-            # Until all sources have reported, a mark that an earlier watcher left may be right.
-            if len(self._ledger.by_source) == len(self._sources) or self._ledger.for_node() is not None:
-                self._marker.show(self._ledger.for_node())
+            shown = self._ledger.for_node()
+            # Until all sources have reported, a mark of an earlier watcher may be right. A hint doesn't replace it.
+            if len(self._ledger.by_source) == len(self._sources) or (shown is not None and shown.makes_drain):
+                self._marker.show(shown)
 
     def _notice_list(self) -> NoticeList:
         found = self._ledger.notice_list(self._trouble, starting=self._starting)

@@ -24,7 +24,7 @@ from benchmarks.ports import free_ports
 from memory_signals import MemorySource
 from raw_requests import answer
 from spottrain_api import http_server
-from spottrain_api.contract import Notice, NoticeList
+from spottrain_api.contract import Notice, NoticeKind, NoticeList
 from spottrain_watcher import __main__ as program
 from spottrain_watcher.kubernetes_api import KubernetesApi
 from spottrain_watcher.watcher import Watcher
@@ -41,6 +41,19 @@ class MemoryMarker:
     def show(self, notice: Notice | None) -> None:
         self.shown.append(notice)
         self.changed.set()
+
+
+class SilentSource(MemorySource):
+    """Reports nothing before `has_answered` is set."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.has_answered = asyncio.Event()
+
+    async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
+        await self.has_answered.wait()
+        async for notices in super().watch():
+            yield notices
 
 
 @dataclass
@@ -98,6 +111,30 @@ async def test_the_node_is_marked_and_unmarked(service: Service) -> None:
         while service.marker.shown[-1] is not None:
             service.marker.changed.clear()
             await service.marker.changed.wait()
+
+
+async def test_a_hint_leaves_an_earlier_watchers_mark_until_all_sources_have_reported() -> None:
+    """Before it started again, the watcher may have marked the node with a notice of EC2."""
+    kubernetes, ec2, marker = MemorySource("kubernetes"), SilentSource("ec2"), MemoryMarker()
+    watcher = Watcher([kubernetes, ec2], marker, "proof")
+    hint = NOTICE.model_copy(update={"id": "hint", "kind": NoticeKind.REBALANCE})
+    await kubernetes.announce(hint)
+    running = asyncio.create_task(watcher.run())
+    async with TestClient(TestServer(watcher.application())) as client, asyncio.timeout(10):
+        service = Service(client, (kubernetes, ec2), marker)
+        while (await service.ask()).notices != (hint,):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await kubernetes.announce(hint, NOTICE)
+        await marker.changed.wait()
+        assert marker.shown == [NOTICE]
+        marker.changed.clear()
+        await kubernetes.announce(hint)
+        while NOTICE in (await service.ask()).notices:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        ec2.has_answered.set()
+        await marker.changed.wait()
+        assert marker.shown == [NOTICE, hint]
+    running.cancel()
 
 
 async def test_it_says_that_it_is_healthy(service: Service) -> None:
