@@ -109,6 +109,23 @@ async def test_a_watcher_with_nothing_new_to_say_is_believed_again(watcher: Watc
     assert (await watcher.says("0")).state is WatchState.WATCHED
 
 
+async def test_a_watcher_in_trouble_takes_back_only_what_it_repeats_as_cancelled(watcher: Watcher) -> None:
+    """It has just restarted, and hears one of its sources before the other."""
+
+    async def heard(notices: NoticeList) -> tuple[Notice, ...]:
+        watcher.notices = notices
+        async with asyncio.timeout(10):
+            return (await watcher.heard.get()).notices
+
+    other = NOTICE.model_copy(update={"id": "2"})
+    cancelled = other.model_copy(update={"cancelled": True})
+    assert await heard(NoticeList(revision="1", notices=(NOTICE, other))) == (NOTICE, other)
+    assert await heard(NoticeList(revision="2", trouble=BLIND, starting=True)) == (NOTICE, other)
+    assert await heard(NoticeList(revision="3", trouble=BLIND, notices=(cancelled,))) == (cancelled, NOTICE)
+    assert await heard(NoticeList(revision="4")) == ()
+    assert await heard(NoticeList(revision="5", trouble=BLIND)) == ()
+
+
 async def test_nobody_is_asked_before_the_operator_has_said_who_is_believed() -> None:
     """Of two agents, it has said so to one."""
     asked: asyncio.Queue[str] = asyncio.Queue()

@@ -15,7 +15,7 @@ import aiohttp
 
 from spottrain_agent.control_client import TRANSIENT_ERRORS, BackOff
 from spottrain_agent.routes import POLL_TIMEOUT
-from spottrain_api.contract import PATH_NOTICE, NodeWatch, NoticeList, WatchState, watcher_mark
+from spottrain_api.contract import PATH_NOTICE, NodeWatch, Notice, NoticeList, WatchState, watcher_mark
 from spottrain_api.wording import one_line
 
 logger = logging.getLogger(__name__)
@@ -49,12 +49,13 @@ class NoticeClient:
         self._told.set()
 
     async def follow(self, on_notices: Callable[[NoticeList], None]) -> None:
-        """Pass on the watcher's notices whenever they change, until cancelled.
+        """Pass on the notices in force whenever the watcher's change, until cancelled.
 
         It waits for the first `expect`.
         """
         await self._told.wait()
         revision = ""
+        known: tuple[Notice, ...] = ()
         back_off = BackOff()
         while True:
             try:
@@ -72,7 +73,8 @@ class NoticeClient:
             if notices is not None:
                 revision = notices.revision
                 self._now(_state(notices), notices.trouble, hears_cloud=notices.hears_cloud)
-                on_notices(notices)
+                known = _in_force(known, notices)
+                on_notices(notices.model_copy(update={"notices": known}))
 
     async def _poll(self, revision: str) -> NoticeList | None:
         """The notices, or None if they are those of `revision`."""
@@ -98,6 +100,16 @@ class NoticeClient:
             logger.info("notices of this node: %s%s", state, f" ({one_line(trouble)})" if trouble else "")
         said = one_line(trouble) if trouble else None
         self._watch = NodeWatch(state=state, trouble=said, hears_cloud=hears_cloud)
+
+
+def _in_force(known: tuple[Notice, ...], told: NoticeList) -> tuple[Notice, ...]:
+    """The notices of the watcher, and those that it can't hear at present.
+
+    A watcher in trouble, such as one that has just restarted, takes nothing back by not repeating it.
+    """
+    repeated = {notice.id for notice in told.notices}
+    unheard = (notice for notice in known if notice.id not in repeated) if told.trouble else ()
+    return (*told.notices, *unheard)
 
 
 def _state(notices: NoticeList) -> WatchState:

@@ -61,6 +61,7 @@ class NoticeList(PeerMessage):
     """Answer of the watcher's notice API. Ask again with `?after=`.
 
     - revision: changes with the rest.
+    - notices: with a trouble, one that is missing is not taken back, only not heard.
     - trouble: why the watcher can't hear some of its sources at present, as a sentence; None while it hears all.
     - starting: whether these have only not given their first answer yet, within the time that their cloud allows.
     - hears_cloud: whether the metadata of the node's cloud is one of its sources. Otherwise it hears only Kubernetes.
