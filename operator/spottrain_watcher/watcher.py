@@ -106,8 +106,20 @@ class Watcher:
             logger.info("%s announces: %s", source.name, [notice.to_json() for notice in notices])
             shown = self._ledger.for_node()
             # Until all sources have reported, a mark of an earlier watcher may be right. A hint doesn't replace it.
-            if len(self._ledger.by_source) == len(self._sources) or (shown is not None and shown.makes_drain):
+            if self._has_heard_all() or (shown is not None and shown.makes_drain):
                 self._marker.show(shown)
+
+    def _has_heard_all(self) -> bool:
+        """Whether each source has reported since the start."""
+        return len(self._ledger.by_source) == len(self._sources)
+
+    def _has_news(self, after: str) -> bool:
+        """Whether there is something to say to who knows the revision `after`.
+
+        What a list without a trouble leaves out is taken back. So it waits for a source that has answered to report.
+        """
+        sure = self._trouble is not None or self._has_heard_all()
+        return sure and self._notice_list().revision != after
 
     def _notice_list(self) -> NoticeList:
         found = self._ledger.notice_list(self._trouble, starting=self._starting)
@@ -118,7 +130,7 @@ class Watcher:
         after = request.query.get("after", "")
         try:
             async with asyncio.timeout(LONG_POLL_SECONDS), self._changed:
-                await self._changed.wait_for(lambda: self._notice_list().revision != after)
+                await self._changed.wait_for(lambda: self._has_news(after))
         except TimeoutError:
             self._metrics.answered(changed=False)
             return web.Response(status=204)

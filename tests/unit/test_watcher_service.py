@@ -113,9 +113,25 @@ async def test_the_node_is_marked_and_unmarked(service: Service) -> None:
             await service.marker.changed.wait()
 
 
+async def test_nobody_is_answered_between_the_first_answer_of_a_source_and_its_report() -> None:
+    kubernetes, ec2, marker = MemorySource("kubernetes"), SilentSource("ec2"), MemoryMarker()
+    watcher = Watcher([kubernetes, ec2], marker, "proof")
+    await kubernetes.announce(NOTICE)
+    await ec2.announce(other := NOTICE.model_copy(update={"id": "2"}))
+    running = asyncio.create_task(watcher.run())
+    async with TestClient(TestServer(watcher.application())) as client, asyncio.timeout(10):
+        asking = asyncio.create_task(Service(client, (kubernetes, ec2), marker).ask())
+        await marker.changed.wait()
+        assert (await client.get("/healthz")).status == 200
+        ec2.has_answered.set()
+        assert set((await asking).notices) == {NOTICE, other}
+    running.cancel()
+
+
 async def test_a_hint_leaves_an_earlier_watchers_mark_until_all_sources_have_reported() -> None:
     """Before it started again, the watcher may have marked the node with a notice of EC2."""
     kubernetes, ec2, marker = MemorySource("kubernetes"), SilentSource("ec2"), MemoryMarker()
+    ec2.trouble, ec2.starting = "EC2's metadata service has not answered yet.", True
     watcher = Watcher([kubernetes, ec2], marker, "proof")
     hint = NOTICE.model_copy(update={"id": "hint", "kind": NoticeKind.REBALANCE})
     await kubernetes.announce(hint)
