@@ -57,15 +57,16 @@ LEAD = timedelta(seconds=30)
 class ScheduledEvent(BaseModel):
     """One scheduled event.
 
-    Times, types and states that are new or misspelt are no reason to refuse the document.
+    It may be another VM's. So a new type, and times, states and durations that can't be read, are no reason to refuse
+    the document.
     """
 
     id: str = Field(alias="EventId", min_length=1)
     type: str = Field(alias="EventType")
     resources: list[str] = Field(alias="Resources")
-    status: str = Field(alias="EventStatus", default="Scheduled")
-    not_before: str | None = Field(alias="NotBefore", default=None)
-    duration_seconds: int = Field(alias="DurationInSeconds", default=-1)
+    status: object = Field(alias="EventStatus", default="Scheduled")
+    not_before: object = Field(alias="NotBefore", default=None)
+    duration_seconds: object = Field(alias="DurationInSeconds", default=-1)
 
     @property
     def has_started(self) -> bool:
@@ -83,7 +84,7 @@ class ScheduledEvent(BaseModel):
         if self.has_started:
             return now
         try:
-            told = http_time(self.not_before or "") + offset
+            told = http_time(self.not_before) + offset
         except (ValueError, OverflowError):
             told = None
         return deadline_of(told, LEAD, now)

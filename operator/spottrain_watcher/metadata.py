@@ -108,7 +108,7 @@ def word(text: str) -> str | None:
     return text if text and text.isascii() and text.isprintable() and len(text) <= 1024 else None
 
 
-def http_time(text: str) -> datetime:
+def http_time(text: object) -> datetime:
     """Parse a time such as "Mon, 19 Sep 2016 18:29:47 GMT".
 
     The day of the week may be missing.
@@ -116,6 +116,8 @@ def http_time(text: str) -> datetime:
     Raises:
         ValueError: `text` is no such time.
     """
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is not a time")
     time = parsedate_to_datetime(text)
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 

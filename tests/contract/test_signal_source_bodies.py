@@ -115,7 +115,21 @@ TRUE: list[tuple[str, Provider, str, list[NoticeKind], float]] = [
     ("azure's time is none", "aks", events(event(NotBefore="soon")), [PREEMPT], 30),
     ("azure's time is of 1970", "aks", events(event(NotBefore="Thu, 01 Jan 1970 00:00:00 GMT")), [PREEMPT], 30),
     ("azure says the same twice", "aks", events(event(), event()), [PREEMPT], FAR),
+    (
+        "azure's fields are odd",
+        "aks",
+        events(event(NotBefore=5, DurationInSeconds=None, EventStatus=[])),
+        [PREEMPT],
+        30,
+    ),
     ("azure has two events", "aks", events(event(), event(EventId="2", NotBefore=soon(1))), [PREEMPT] * 2, 60),
+    (
+        "azure's event of another VM has an odd duration",
+        "aks",
+        events(event(), event(EventId="2", Resources=["vm_1"], DurationInSeconds=None)),
+        [PREEMPT],
+        FAR,
+    ),
     ("azure's event lacks what is new", "aks", events(event(DurationInSeconds=..., EventStatus=...)), [PREEMPT], FAR),
 ]
 SILENT: list[tuple[str, Provider, str | None]] = [
@@ -218,6 +232,19 @@ async def test_gce_without_a_usable_tag_is_polled(tag: str) -> None:
     async with saying("gke", changes, {"ETag": tag}) as source:
         answers = source.watch()
         assert await within(30, answers) == ()
+
+
+@pytest.mark.parametrize("time", [5, None, [], "soon", "Mon, 19 Sep 99999 18:29:47 GMT"], ids=repr)
+async def test_ec2_maintenance_at_a_time_that_is_none_is_trouble(time: Any) -> None:
+    body = json.dumps([{"EventId": "e", "Code": "system-reboot", "State": "active", "NotBefore": time}])
+    async with saying("eks", {ec2.PATH_MAINTENANCE: body}) as source:
+        answers = source.watch()
+        assert await within(30, answers) == ()
+        again = asyncio.ensure_future(anext(answers))
+        await until_trouble(source, True)
+        assert ec2.PATH_MAINTENANCE in (source.trouble or "")
+        assert not again.done(), "the watcher goes on"
+        again.cancel()
 
 
 @pytest.mark.parametrize("token", ["", "two\nlines", "t" * 5000, "é"])
