@@ -12,7 +12,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -73,9 +73,11 @@ def _cloud_source(
     named: Provider | None,
     environ: Mapping[str, str],
 ) -> SignalSource | None:
-    """The source of the cloud that is named, or that the Node object shows."""
+    """The source of the cloud that is named, or that the Node object shows. None if it shows none."""
     node = environ[ENV_NODE_NAME]
     provider = detect_provider(kubernetes.node) if named is None else named
+    if provider is Provider.OTHER:
+        return None
     logger.info("watching node %s, provider %s", node, provider)
     match provider:
         case Provider.EC2:
@@ -92,8 +94,15 @@ def _cloud_source(
             return AzureSource(
                 session, node, environ, is_vacated=partial(_is_vacated, api, node) if acknowledges else None
             )
-        case Provider.OTHER:
-            return None
+
+
+async def _late_cloud(cloud_source: Callable[[], SignalSource | None]) -> SignalSource:
+    """The source of the cloud once the Node shows it: the cloud's controller may come after the watcher."""
+    while True:
+        source = cloud_source()
+        if source is not None:
+            return source
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _watch(session: aiohttp.ClientSession, environ: Mapping[str, str]) -> None:
@@ -102,7 +111,8 @@ async def _watch(session: aiohttp.ClientSession, environ: Mapping[str, str]) -> 
     api = KubernetesApi.in_cluster(session, environ)
     kubernetes = KubernetesSource(api, await _read_node(api, node))
     sources: list[SignalSource] = [kubernetes]
-    cloud = _cloud_source(session, api, kubernetes, named, environ)
+    cloud_source = partial(_cloud_source, session, api, kubernetes, named, environ)
+    cloud = cloud_source()
     if cloud is not None:
         sources.append(cloud)
     proof = secrets.token_hex()
@@ -112,7 +122,8 @@ async def _watch(session: aiohttp.ClientSession, environ: Mapping[str, str]) -> 
     await runner.setup()
     try:
         await web.TCPSite(runner, environ[ENV_HOST_IP], int(environ.get(ENV_WATCHER_PORT) or WATCHER_PORT)).start()
-        await asyncio.gather(watcher.run(), marker.run())
+        late = _late_cloud(cloud_source) if cloud is None and named is None else None
+        await asyncio.gather(watcher.run(late), marker.run())
     finally:
         await runner.cleanup()
 

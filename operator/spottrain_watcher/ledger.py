@@ -56,18 +56,29 @@ class Ledger:
                     first[notice.id] = notice
         return tuple(sorted(first.values(), key=lambda notice: (notice.deadline, notice.id)))
 
-    def notice_list(self, trouble: str | None = None, *, starting: bool = False) -> NoticeList:
+    def notice_list(
+        self, trouble: str | None = None, *, starting: bool = False, hears_cloud: bool = True
+    ) -> NoticeList:
         """For the agents: the notices in force, then those that were cancelled lately.
 
         Args:
             trouble: Why some sources can't be heard.
             starting: Whether that is only because they have not given their first answer yet.
+            hears_cloud: Whether the cloud's metadata is one of the sources.
         """
         gone = sorted((notice for notice, _ in self.cancelled.values()), key=lambda notice: notice.id)
         notices = (*self.standing(), *gone)
         content = [*(notice.to_json() for notice in notices), *([trouble, str(starting)] if trouble else ())]
+        if not hears_cloud:
+            content.append("no cloud")
         digest = hashlib.sha256("\n".join(content).encode())
-        return NoticeList(revision=digest.hexdigest()[:16], notices=notices, trouble=trouble, starting=starting)
+        return NoticeList(
+            revision=digest.hexdigest()[:16],
+            notices=notices,
+            trouble=trouble,
+            starting=starting,
+            hears_cloud=hears_cloud,
+        )
 
     def for_node(self) -> Notice | None:
         """The most important notice for the whole node.

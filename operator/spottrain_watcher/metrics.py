@@ -50,10 +50,8 @@ class Metrics(Collector):
             ("result",),
             registry=self.registry,
         )
-        # Prometheus' increase() leaves out the first value of a series: it has to be 0.
         for source in sources:
-            for kind in NoticeKind:
-                self._notices.labels(source.name, kind.value)
+            self.add(source)
         for result in ("changed", "unchanged"):
             self._polls.labels(result)
         cloud = Gauge(
@@ -61,7 +59,13 @@ class Metrics(Collector):
             "1 if a cloud's metadata is read; 0 if only Kubernetes' own signals are heard.",
             registry=self.registry,
         )
-        cloud.set(hears_cloud(sources))
+        cloud.set_function(lambda: float(hears_cloud(sources)))
+
+    def add(self, source: SignalSource) -> None:
+        """Start the series of a source."""
+        # Prometheus' increase() leaves out the first value of a series: it has to be 0.
+        for kind in NoticeKind:
+            self._notices.labels(source.name, kind.value)
 
     def collect(self) -> Iterator[Metric]:
         """The sources at this moment."""

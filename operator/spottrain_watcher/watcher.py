@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -37,19 +37,18 @@ class Watcher:
     """
 
     def __init__(self, sources: Sequence[SignalSource], marker: Marker, proof: str) -> None:
-        self._sources = sources
+        self._sources = list(sources)
         self._proof = proof
         self._marker = marker
-        self._metrics = Metrics(sources)
-        self._hears_cloud = hears_cloud(sources)
+        self._metrics = Metrics(self._sources)
         self._ledger = Ledger()
         self._trouble = self._present_trouble()
         self._starting = self._only_starting()
         self._changed = asyncio.Condition()
 
-    async def run(self) -> None:
-        """Follow all sources until cancelled."""
-        if not self._hears_cloud:
+    async def run(self, late: Awaitable[SignalSource] | None = None) -> None:
+        """Follow all sources until cancelled, and `late` from when it is there."""
+        if not hears_cloud(self._sources):
             logger.warning(
                 "Only the signals of Kubernetes are heard: the node belongs to no cloud that the watcher knows. "
                 "If it does, name the cloud in %s (the chart's value watcher.env).",
@@ -58,6 +57,14 @@ class Watcher:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_trouble())
             for source in self._sources:
+                tasks.create_task(self._follow(source))
+            if late is not None:
+                source = await late
+                async with self._changed:
+                    self._sources.append(source)
+                    self._trouble, self._starting = self._present_trouble(), self._only_starting()
+                    self._changed.notify_all()
+                self._metrics.add(source)
                 tasks.create_task(self._follow(source))
 
     def application(self) -> web.Application:
@@ -122,9 +129,10 @@ class Watcher:
         return sure and self._notice_list().revision != after
 
     def _notice_list(self) -> NoticeList:
-        found = self._ledger.notice_list(self._trouble, starting=self._starting)
-        proof = self._proof if found.notices else None
-        return found.model_copy(update={"hears_cloud": self._hears_cloud, "proof": proof})
+        found = self._ledger.notice_list(
+            self._trouble, starting=self._starting, hears_cloud=hears_cloud(self._sources)
+        )
+        return found.model_copy(update={"proof": self._proof if found.notices else None})
 
     async def _serve_notices(self, request: web.Request) -> web.Response:
         after = request.query.get("after", "")

@@ -10,10 +10,11 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -23,9 +24,11 @@ from benchmarks.ports import free_ports
 
 from memory_signals import MemorySource
 from raw_requests import answer
+from signal_clouds import NODE, Ec2Cloud, KubernetesCloud, node_object, serve
 from spottrain_api import http_server
 from spottrain_api.contract import Notice, NoticeKind, NoticeList
 from spottrain_watcher import __main__ as program
+from spottrain_watcher.ec2 import ENV_ENDPOINT
 from spottrain_watcher.kubernetes_api import KubernetesApi
 from spottrain_watcher.watcher import Watcher
 
@@ -237,6 +240,53 @@ async def test_a_node_of_no_known_cloud_is_said_and_counted_but_no_trouble(caplo
         assert (answer.trouble, answer.hears_cloud) == (None, False)
     task.cancel()
     assert [record.levelname for record in caplog.records if "Only the signals of Kubernetes" in record.message]
+
+
+async def test_a_cloud_that_the_node_shows_late_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watcher may start before the cloud's controller has given the node its providerID."""
+    kubernetes, ec2 = KubernetesCloud(), Ec2Cloud()
+    (url, runner), (ec2_url, ec2_runner) = await serve(kubernetes.application()), await serve(ec2.application())
+    (tmp_path / "token").write_text("token")
+
+    async def uninitialized(*_: object) -> dict[str, Any]:
+        return node_object()
+
+    monkeypatch.setattr(program, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(program, "_read_node", uninitialized)
+    monkeypatch.setattr(
+        KubernetesApi, "in_cluster", lambda session, _: KubernetesApi(session, url, tmp_path / "token", None)
+    )
+    (port,) = free_ports(1)
+    environ = {"SPOTTRAIN_NODE_NAME": NODE, "SPOTTRAIN_HOST_IP": "127.0.0.1", "SPOTTRAIN_WATCHER_PORT": str(port)}
+
+    async with aiohttp.ClientSession() as session:
+        watching = asyncio.create_task(program._watch(session, environ | {ENV_ENDPOINT: ec2_url}))
+
+        async def until(holds: Callable[[NoticeList], bool]) -> NoticeList:
+            while True:
+                with contextlib.suppress(aiohttp.ClientConnectorError):
+                    answer = await session.get(f"http://127.0.0.1:{port}/v1/notice")
+                    if holds(found := NoticeList.from_json(await answer.read())):
+                        return found
+                await asyncio.sleep(0.01)
+
+        try:
+            async with asyncio.timeout(20):
+                assert not (await until(lambda found: found.trouble is None)).hears_cloud
+                kubernetes.node = node_object(providerID="aws:///eu-central-1a/i-0")
+                await kubernetes.change()
+                await until(lambda found: found.hears_cloud)
+                await ec2.preempt()
+                (notice,) = (await until(lambda found: bool(found.notices))).notices
+                assert notice.source == "ec2"
+                metrics = await (await session.get(f"http://127.0.0.1:{port}/metrics")).text()
+                assert "spottrain_watcher_hears_cloud 1.0" in metrics
+                assert 'spottrain_watcher_source_up{source="ec2"} 1.0' in metrics
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
+    await runner.cleanup()
+    await ec2_runner.cleanup()
 
 
 async def test_its_port_holds_and_logs_little_for_who_sends_half_a_request(
