@@ -50,6 +50,7 @@ def spec_of(**changes: object) -> TrainingJobSpec:
 class Node:
     name: str
     capacity_type: CapacityType
+    pool: str | None = None
     alive: bool = True
     died_at: float | None = None
     hint: Notice | None = None  # the cloud recommends to leave the node
@@ -91,6 +92,7 @@ class Pod:
     capacity_type: CapacityType
     template_hash: str
     created: float
+    pool: str | None = None
     node: str | None = None
     scheduled: float | None = None
     unschedulable_since: float | None = None
@@ -124,6 +126,7 @@ class Pod:
             deletion_deadline=at(self.delete_at) if self.delete_at is not None else None,
             unschedulable_since=at(self.unschedulable_since) if self.unschedulable_since is not None else None,
             container_started=up,
+            pool=self.pool,
             protection=self.protection,
         )
 

@@ -77,9 +77,9 @@ class World:
     def status(self) -> TrainingJobStatus:
         return self.job.status
 
-    def add_node(self, capacity_type: CapacityType) -> Node:
+    def add_node(self, capacity_type: CapacityType, pool: str | None = None) -> Node:
         self.num_nodes += 1
-        node = Node(name=f"{capacity_type.value}-{self.num_nodes}", capacity_type=capacity_type)
+        node = Node(name=f"{capacity_type.value}-{self.num_nodes}", capacity_type=capacity_type, pool=pool)
         self.nodes[node.name] = node
         return node
 
@@ -225,7 +225,8 @@ class World:
         taken = {p.node for p in self.pods.values()}
         for node in self.nodes.values():
             tainted = node.notice is not None and not node.notice.cancelled and self.time >= node.notice_seen_at
-            fits = node.alive and node.capacity_type is pod.capacity_type and node.name not in taken
+            suits = (node.capacity_type, node.pool) == (pod.capacity_type, pod.pool)
+            fits = node.alive and suits and node.name not in taken
             if fits and not (tainted and self.taints) and self.time >= pod.created + 0.5:
                 pod.node, pod.scheduled, pod.unschedulable_since = node.name, self.time, None
                 return
@@ -362,6 +363,7 @@ class World:
                 capacity_type=action.capacity_type,
                 template_hash=self.template_hash,
                 created=self.time,
+                pool=action.pool,
             )
         elif isinstance(action, DeletePod):
             pod = self.pods.get(action.uid)

@@ -235,7 +235,7 @@ def test_a_device_that_nodes_have_offered_needs_no_plugin(spec: dict[str, Any]) 
     scene = training_job(**ON_DEMAND_ALONE, **spec)
     for sequence in range(1, 5):
         scene = scene.without_pod(sequence)
-    lost = scene.with_pod(unplaced(TOO_LARGE))
+    lost = scene.with_pod(replace(unplaced(TOO_LARGE), capacity_type=CapacityType.ON_DEMAND))
     assert TOO_LARGE_ADVICE in lost.plan().status.message
     assert PLUGIN not in lost.plan().status.message
     assert PLUGIN in lost.generation(template_hash="another").plan().status.message

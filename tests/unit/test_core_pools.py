@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from scene import NOW, Scene, at, training_job, waiting_job
+from scene import NOW, Scene, at, pod, training_job, waiting_job
 from simulation import spec_of
 from spottrain_api.contract import ANNOTATION_POOL_HASH, CapacityType
 from spottrain_operator.cluster.control_address import ControlAddress
 from spottrain_operator.cluster.observe import pod_view
 from spottrain_operator.cluster.pods import JobRef, build_pod
 from spottrain_operator.cluster.trimmed import trimmed_pod
-from spottrain_operator.core.model import CreatePod, DeletePod, PodView
+from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway, PodView, Refusal
 
 LABELS = {"team": "a"}
 FAST: dict[str, Any] = {"name": "fast", "capacityType": "spot", "provider": "custom", "nodeSelector": LABELS}
@@ -145,6 +145,104 @@ def test_a_pod_that_waits_for_a_pool_says_what_the_pool_asks_for(
     assert said is not None
     assert f"affinity/selector. {asked}. {'' if fallback else correct}The job has 0 of 5 spot nodes" in said.message
     assert f". {asked}. " in scene.plan().status.message
+
+
+SLOW = FAST | {"name": "slow", "nodeSelector": {"team": "b"}}
+NO_CLAIM = 'persistentvolumeclaim "data" not found'
+REFUSED = Refusal(
+    metadata_generation=1, message="exceeded quota", since=at(300), tried_at=at(300), lasting=False, by_quota=True
+)
+
+
+def dry(*found: dict[str, Any], num_waiting: int = 1, **capacity: Any) -> Scene:
+    """Four spot pods are up, and `num_waiting` more have waited for a node of pool `fast` for 300 s."""
+    spec = pools(*found)
+    spec["nodes"]["max"] = 4 + num_waiting
+    spec["capacity"] |= capacity
+    scene = replace(waiting_job(0, **spec), now=at(390))
+    for sequence in range(1, 5):
+        scene = scene.with_pod(pod(sequence, capacity_type=CapacityType.SPOT, pool="slow"))
+    for sequence in range(5, 5 + num_waiting):
+        waiting = waiting_pod(pools(FAST, SLOW), "fast")
+        scene = scene.with_pod(replace(waiting, name=f"job-{sequence}", uid=f"u{sequence}", sequence=sequence))
+    return scene.status(last_sequence=4 + num_waiting).all_say()
+
+
+def moved(scene: Scene) -> list[str | None]:
+    """The pools of the pods that replace as many that are deleted."""
+    assert len(created_in(scene)) == sum(isinstance(each, DeletePod) for each in scene.plan().actions)
+    return created_in(scene)
+
+
+def created_in(scene: Scene) -> list[str | None]:
+    return [each.pool for each in scene.plan().actions if isinstance(each, CreatePod)]
+
+
+def test_pods_that_wait_in_a_pool_without_nodes_move_to_another() -> None:
+    scene = dry(FAST, SLOW, num_waiting=3)
+    assert moved(scene) == ["slow"] * 3
+    [event] = [event for event in scene.plan().events if event.reason == "PodsCreated"]
+    assert event.message == "Creating 3 spot pods in place of pods that found no node in fast"
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        dry(FAST, SLOW).later(-1),
+        dry(FAST, SLOW, fallback={"afterSeconds": 301}),
+        dry(FAST),
+        dry(FAST, ON_DEMAND | {"name": "slow"}, fallback={"policy": "None"}),
+        dry(FAST, FAST).pod(5, pool_hash=None),
+        dry(FAST, SLOW).pod(5, waiting_message=NO_CLAIM),
+        dry(FAST, SLOW).job(not_understood=("spec.capacity.pools",)),
+        dry(FAST, SLOW, num_waiting=2).pod(6, pool="slow", pool_hash=None),
+        replace(dry(FAST, SLOW), observed=replace(dry(FAST, SLOW).observed, refusal=REFUSED)),
+        replace(dry(FAST, SLOW), observed=replace(dry(FAST, SLOW).observed, kept_away={"u5": KeptAway(num_down=1)})),
+    ],
+    ids=[
+        *("not for long", "afterSeconds", "one pool", "another of another type", "one pool twice", "no claim"),
+        *("not understood", "one waits in each pool", "no pod is accepted", "a node comes up"),
+    ],
+)
+def test_a_pod_stays_in_its_pool(scene: Scene) -> None:
+    assert moved(scene) == []
+
+
+def test_a_node_that_does_not_come_up_is_not_awaited_for_ever() -> None:
+    scene = dry(FAST, SLOW).later(300)
+    kept_away = {"u5": KeptAway(num_down=1)}
+    assert moved(replace(scene, observed=replace(scene.observed, kept_away=kept_away))) == ["slow"]
+
+
+def test_a_pool_that_is_added_is_tried_at_once() -> None:
+    scene = dry(FAST, SLOW, num_waiting=2).pod(6, pool="slow", pool_hash=None)
+    added = FAST | {"name": "added", "nodeSelector": {"team": "c"}}
+    assert moved(scene.spec(**pools(FAST, SLOW, added) | {"nodes": {"min": 1, "max": 6}})) == ["added"] * 2
+
+
+def test_on_demand_nodes_stand_in_before_another_pool_is_tried() -> None:
+    scene = dry(FAST, SLOW, ON_DEMAND)
+    assert "FellBack" in [event.reason for event in scene.plan().events]
+    assert [each.capacity_type for each in scene.plan().actions if isinstance(each, CreatePod)] == [
+        CapacityType.ON_DEMAND
+    ]
+
+
+@pytest.mark.parametrize("floor", [0, 1])
+def test_on_demand_pods_move_too_but_none_that_is_beyond_the_floor(floor: int) -> None:
+    """Such a pod stands in for a spot pod that is tried again."""
+    more = ON_DEMAND | {"name": "more"}
+    scene = dry(SLOW, ON_DEMAND, more, onDemand={"min": floor})
+    scene = scene.pod(5, capacity_type=CapacityType.ON_DEMAND, pool_hash=None)
+    assert ("more" in created_in(scene)) == bool(floor)
+    deleted = [each.name for each in scene.plan().actions if isinstance(each, DeletePod)]
+    assert deleted == ["job-5"] * floor
+
+
+def test_no_new_pod_is_created_in_a_pool_in_which_one_waits() -> None:
+    scene = dry(FAST, SLOW).later(-1).without_pod(4)
+    for last_sequence in (5, 6):
+        assert created_in(scene.status(last_sequence=last_sequence)) == ["slow"]
 
 
 NO_GPU = ". They ask for no GPU: resources names none in limits, and replaces the default of one per process"

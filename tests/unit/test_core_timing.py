@@ -338,6 +338,13 @@ def stays_after_the_hint(seconds: float) -> bool:
     return not any(isinstance(action, DeletePod) for action in scene.plan().actions)
 
 
+def is_moved_to_another_pool(seconds: float) -> bool:
+    pools = [{"name": name, "capacityType": "spot", "provider": "gke"} for name in ("a", "b")]
+    scene = waiting_job(0, nodes={"max": 1}, capacity={"fallback": {"afterSeconds": 0}, "pools": pools})
+    scene = scene.with_pod(pod(3, **NOT_UP, pool="a", node=None, unschedulable_since=ago(seconds)))
+    return any(isinstance(action, DeletePod) for action in scene.plan().actions)
+
+
 def is_stray(seconds: float) -> bool:
     scene = smaller(3).generation(started_at=ago(seconds)).says(4, phase=AgentPhase.RUNNING)
     return any(isinstance(action, DeletePod) and action.name == "job-4" for action in scene.plan().actions)
@@ -418,6 +425,7 @@ BOUNDARIES = {
     "GROWTH_PATIENCE_WHILE_COMING": Boundary(grows_though_a_pod_is_coming, False),
     "GROWTH_MIN_REMAINING": Boundary(grows_with_so_much_left, True),
     "PREWARMED_STAY": Boundary(stays_after_the_hint, False),
+    "POOL_PATIENCE": Boundary(is_moved_to_another_pool, True),
     "LEAVE": Boundary(is_deleted_after_the_end, False),
     "STRAY": Boundary(is_stray, False),
     "RECORD_INTERVAL": Boundary(is_recorded, True),

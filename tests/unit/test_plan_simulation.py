@@ -255,6 +255,37 @@ def test_spot_that_cannot_be_had_falls_back_to_on_demand_and_returns() -> None:
     assert not world.problems
 
 
+@pytest.mark.parametrize("crashes", [0.0, 0.02])
+def test_a_pool_without_nodes_keeps_no_job_from_those_of_another(crashes: float) -> None:
+    pools = [{"name": name, "capacityType": "spot", "provider": "gke"} for name in ("a", "b", "c")]
+    spec = spec_of(nodes={"min": 4, "max": 4}, capacity={"pools": pools})
+    world = World(spec, seed=5, total_steps=10**6, crashes=crashes)
+    for _ in range(4):
+        world.add_node(SPOT, "c")
+    world.run(280)
+    assert world.status.phase is Phase.PENDING
+    assert len(world.created) == 4, world.story()
+    world.run(100)
+    assert world.status.members.spot == 4, world.story()
+    assert len(world.created) == 7, world.story()
+    assert not world.problems
+
+
+def test_a_job_without_a_node_tries_its_pools_in_turn_and_calmly() -> None:
+    pools = [{"name": name, "capacityType": "spot", "provider": "gke"} for name in ("a", "b", "c")]
+    world = World(spec_of(nodes={"max": 1}, capacity={"pools": pools}), seed=6, total_steps=10**6)
+    tried = []
+    for _ in range(6):
+        world.run(300)
+        tried += [pod.pool for pod in world.pods.values()]
+    assert tried == ["b", "c", "a", "b", "c", "a"]
+    assert len(world.created) == 6, world.story()
+    world.add_node(SPOT, "b")
+    world.run(330)
+    assert world.status.members.spot == 1, world.story()
+    assert not world.problems
+
+
 def test_suspend_drains_and_resume_continues_from_the_commit() -> None:
     world = world_of(5)
     world.run(40)

@@ -107,7 +107,12 @@ class Fallback(Resource):
 
     policy: FallbackPolicy = FallbackPolicy.ON_DEMAND
     after_seconds: Annotated[
-        int, Field(ge=0, description="Seconds that a spot pod waits for a node before the fallback starts.")
+        int,
+        Field(
+            ge=0,
+            description="Seconds that a spot pod waits for a node before the fallback starts. Without one, and for "
+            "on-demand pods, another pool of capacity.pools is tried then, after 300 seconds at the earliest.",
+        ),
     ] = 300
     return_after_seconds: Annotated[
         int,
@@ -143,7 +148,7 @@ class PoolProvider(StrEnum):
 class Pool(Resource):
     """A node pool to use, with its own price.
 
-    Pools of the same capacity type take turns.
+    Pools of the same capacity type take turns. A pod that waits too long for a node of one is replaced in another.
     """
 
     cel_rules = (

@@ -16,15 +16,22 @@ from spottrain_api.v1alpha1 import (
     TrainingJobSpec,
     TrainingJobStatus,
 )
-from spottrain_api.wording import counted
+from spottrain_api.wording import counted, listed
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import start_failures
 from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway, PodView, Refusal
-from spottrain_operator.core.pools import pool_sentence
+from spottrain_operator.core.pools import asks_for_current_nodes, pool_sentence
 from spottrain_operator.core.rivals import rival_of
-from spottrain_operator.core.scheduling import lacks_claim, lacks_labelled_node, nodes_kept_away, scheduler_advice
+from spottrain_operator.core.scheduling import (
+    lacks_claim,
+    lacks_labelled_node,
+    lacks_more_than_nodes,
+    nodes_kept_away,
+    scheduler_advice,
+)
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.timing import (
+    POOL_PATIENCE,
     PREWARMED_STAY,
     REFUSAL_MAX_PAUSE,
     REFUSAL_PAUSE,
@@ -218,9 +225,7 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
             return draft
         draft = draft.update(fallback_since=None, spot_pending_since=None)
         return draft.record(EventReason.SPOT_RETRIED, "The job tries spot nodes again")
-    kept = (situation.pods[uid].pod for uid in places(situation, status).kept)
-    spot = (pod for pod in kept if pod.capacity_type is CapacityType.SPOT and not lacks_claim(pod))
-    since = min((pod.unschedulable_since for pod in spot if pod.unschedulable_since is not None), default=None)
+    since = _spot_waits_since(situation, draft)
     if since != status.spot_pending_since:
         draft = draft.update(spot_pending_since=since)
     if since is None or not may_fall_back(situation.spec) or seconds_between(since, now) < fallback.after_seconds:
@@ -229,6 +234,13 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
     text = f"the job has {_spot_nodes(situation, draft)} after {seconds_between(since, now):.0f} s"
     message = f"{text[0].upper()}{text[1:]}: on-demand nodes take the place of the others"
     return draft.record(EventReason.FELL_BACK, message, warning=True)
+
+
+def _spot_waits_since(situation: Situation, draft: Draft) -> datetime | None:
+    """Since when a spot pod waits for a node; None if none waits."""
+    kept = (situation.pods[uid].pod for uid in places(situation, draft.status, leaving=leaving(draft)).kept)
+    spot = (pod for pod in kept if pod.capacity_type is CapacityType.SPOT and not lacks_claim(pod))
+    return min((pod.unschedulable_since for pod in spot if pod.unschedulable_since is not None), default=None)
 
 
 def _spot_again(situation: Situation, draft: Draft) -> datetime:
@@ -290,7 +302,7 @@ def _spot_nodes(situation: Situation, draft: Draft) -> str:
 
     Only nodes are counted: pods that this pass creates are not there yet, and those that it deletes still are.
     """
-    kept = (situation.pods[uid].pod for uid in places(situation, draft.status, leaving=_leaving(draft)).kept)
+    kept = (situation.pods[uid].pod for uid in places(situation, draft.status, leaving=leaving(draft)).kept)
     placed = sum(pod.capacity_type is CapacityType.SPOT and pod.node is not None for pod in kept)
     return f"{placed} of {counted(demand_of(situation).spot, 'spot node')}"
 
@@ -326,6 +338,44 @@ def advice(situation: Situation, pod: PodView) -> str:
     return ". ".join(part for part in (asked, todo, nodes_kept_away(pod, kept)) if part)
 
 
+def leave_dry_pools(situation: Situation, draft: Draft) -> Draft:
+    """Delete pods that have waited too long in their pool, if another may have a node.
+
+    Each is replaced in the same pass, in a pool in which no pod waits. If one waits in each pool, all of them stay.
+    """
+    if situation.refusal is not None or situation.observed.job.left_out or _pauses(situation, draft):
+        return draft
+    kept = [situation.pods[uid].pod for uid in places(situation, draft.status, leaving=leaving(draft)).kept]
+    waiting = [pod for pod in kept if _is_left_waiting(situation, pod)]
+    for capacity_type in CapacityType:
+        deletions = [_leave_pool(pod) for pod in waiting if pod.capacity_type is capacity_type]
+        without = draft.act(*deletions)
+        # On-demand pods beyond the floor would not be replaced.
+        if len(missing(situation, without)) == len(missing(situation, draft)) + len(deletions):
+            draft = without
+    if waiting and draft.status.fallback_since is None:
+        draft = draft.update(spot_pending_since=_spot_waits_since(situation, draft))
+    return draft
+
+
+def _leave_pool(pod: PodView) -> DeletePod:
+    reason = f"pool {pod.pool} has had no node for it, and another pool is tried"
+    return DeletePod(name=pod.name, uid=pod.uid, reason=reason)
+
+
+def _is_left_waiting(situation: Situation, pod: PodView) -> bool:
+    """Whether `pod` has waited too long in its pool, and there is a pool in which none waits."""
+    since = pod.unschedulable_since
+    if since is None or lacks_more_than_nodes(pod):
+        return False
+    patience = max(situation.spec.capacity.fallback.after_seconds, POOL_PATIENCE)
+    if situation.observed.kept_away.get(pod.uid, KeptAway()).num_down:
+        patience *= 2
+    if seconds_between(since, situation.now) < patience:
+        return False
+    return not _awaited_pools(situation, pod.capacity_type).issuperset(_pools(situation.spec, pod.capacity_type))
+
+
 def create_missing(situation: Situation, draft: Draft) -> Draft:
     """Create the missing pods, under names that were never used before."""
     types = missing(situation, draft)
@@ -337,18 +387,21 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
     last = max((pod.sequence for pod in situation.observed.pods), default=0)
     last = max(last, draft.status.last_sequence)
     for sequence, capacity_type in enumerate(types, start=last + 1):
-        pool = _pool(situation.spec, capacity_type, sequence)
+        pool = _pool(situation, capacity_type, sequence)
         draft = draft.act(
             CreatePod(name=f"{job.name}-{sequence}", sequence=sequence, capacity_type=capacity_type, pool=pool)
         )
     draft = draft.update(last_sequence=last + len(types))
     text = " and ".join(counted(types.count(kind), f"{kind.value} pod") for kind in CapacityType if kind in types)
-    if places(situation, draft.status, leaving=_leaving(draft)).missing_prewarmed:
+    replaced = [situation.pods[uid] for uid in leaving(draft)]
+    if places(situation, draft.status, leaving=leaving(draft)).missing_prewarmed:
         text += " ahead of time: the cloud recommends to leave a member's node"
     elif situation.tries_template and situation.pods:
         text += ", the first since the job was edited"
-    elif any(not situation.pods[uid].current for uid in _leaving(draft)):
+    elif any(not facts.current for facts in replaced):
         text += " in place of pods from before the edit"
+    elif dry := {f.pod.pool for f in replaced if f.pod.pool is not None and _is_left_waiting(situation, f.pod)}:
+        text += f" in place of pods that found no node in {listed(sorted(dry))}"
     if _leaves_out_devices(situation.spec):
         text += ". They ask for no GPU: resources names none in limits, and replaces the default of one per process"
     return draft.record(EventReason.PODS_CREATED, f"Creating {text}")
@@ -374,7 +427,7 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     """
     if situation.spec.run_policy.suspend or rival_of(situation, draft) or waits_to_be_understood(situation, draft):
         return []
-    needed = places(situation, draft.status, leaving=_leaving(draft))
+    needed = places(situation, draft.status, leaving=leaving(draft))
     num_spot = needed.missing_spot + needed.missing_prewarmed
     types = [CapacityType.ON_DEMAND] * needed.missing_on_demand + [CapacityType.SPOT] * num_spot
     if situation.observed.job.left_out:
@@ -384,18 +437,38 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     return types
 
 
-def _leaving(draft: Draft) -> frozenset[str]:
+def leaving(draft: Draft) -> frozenset[str]:
     """Uids of the pods that the plan deletes."""
     return frozenset(action.uid for action in draft.actions if isinstance(action, DeletePod))
 
 
-def _pool(spec: TrainingJobSpec, capacity_type: CapacityType, sequence: int) -> str | None:
+def _pool(situation: Situation, capacity_type: CapacityType, sequence: int) -> str | None:
     """The pool of the next pod.
 
-    Pools take turns, so that one without capacity doesn't block all pods.
+    Pools take turns, and those in which a pod waits for a node have none, so that one without capacity doesn't block
+    all pods.
     """
-    names = [pool.name for pool in spec.capacity.pools if pool.capacity_type is capacity_type]
-    return names[sequence % len(names)] if names else None
+    names = _pools(situation.spec, capacity_type)
+    if not names:
+        return None
+    turn = sequence % len(names)
+    in_turn = [*names[turn:], *names[:turn]]
+    awaited = _awaited_pools(situation, capacity_type)
+    return next((name for name in in_turn if name not in awaited), in_turn[0])
+
+
+def _pools(spec: TrainingJobSpec, capacity_type: CapacityType) -> list[str]:
+    return [pool.name for pool in spec.capacity.pools if pool.capacity_type is capacity_type]
+
+
+def _awaited_pools(situation: Situation, capacity_type: CapacityType) -> frozenset[str | None]:
+    """The pools for a node of which a pod waits, as they are now."""
+
+    def find() -> frozenset[str | None]:
+        pods = (f.pod for f in situation.pods.values() if f.pod.capacity_type is capacity_type and not f.finished)
+        return frozenset(p.pool for p in pods if p.node is None and asks_for_current_nodes(p, situation.spec))
+
+    return situation.once(("awaited pools", capacity_type), find)
 
 
 def _pauses(situation: Situation, draft: Draft) -> bool:

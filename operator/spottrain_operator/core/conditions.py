@@ -14,7 +14,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_api.wording import counted, one_line
-from spottrain_operator.core.capacity import RETRIES, advice, places, spot_sentence
+from spottrain_operator.core.capacity import RETRIES, advice, leaving, places, spot_sentence
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import (
@@ -184,7 +184,9 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
         text = f"Waiting for pods: {up} of at least {needed} ready; {what_they_do(situation, placed)}"
         return f"{text}. {ended}" if ended else text
     text = f"Waiting for nodes: {up} of at least {needed} ready"
-    unplaced = [f.pod for f in situation.pods.values() if f.pod.unschedulable_since is not None]
+    goes = leaving(draft)
+    pods = [facts.pod for uid, facts in situation.pods.items() if uid not in goes and not facts.finished]
+    unplaced = [pod for pod in pods if pod.unschedulable_since is not None]
     roomless = [pod.capacity_type for pod in unplaced if not lacks_claim(pod) and not is_unseen(pod)]
     if roomless:
         each = (counted(roomless.count(kind), f"{kind.value} pod") for kind in CapacityType if kind in roomless)
@@ -193,7 +195,7 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
         text += f"; {counted(len(claimless), 'pod')} without the claim of a volume"
     if situation.refusal is not None:
         text += f"; {situation.refusal.message}"
-    waiting = next((f.pod for f in situation.pods.values() if f.pod.waiting_message and not f.finished), None)
+    waiting = next((pod for pod in pods if pod.waiting_message), None)
     todo = ""
     if waiting is not None:
         if waiting.unschedulable_since is None:

@@ -53,6 +53,7 @@ POLICIES: tuple[Policy, ...] = (
     membership.start_next,
     capacity.fall_back,
     cleanup.delete_useless,
+    capacity.leave_dry_pools,
     capacity.create_missing,
     protection.protect_members,
     conditions.describe,

@@ -59,6 +59,12 @@ def lacks_claim(pod: PodView) -> bool:
     return pod.unschedulable_since is not None and "persistentvolumeclaim" in scheduler_says(pod).lower()
 
 
+def lacks_more_than_nodes(pod: PodView) -> bool:
+    """Whether the pod needs something else before any node suits it."""
+    words = scheduler_says(pod).lower()
+    return any(kind in words for kind, _ in _NOT_OF_NODES)
+
+
 def is_unseen(pod: PodView) -> bool:
     """Whether no scheduler has placed the pod, nor said why not."""
     return scheduler_says(pod).startswith(UNSEEN)
@@ -69,8 +75,7 @@ def nodes_kept_away(pod: PodView, kept: KeptAway) -> str:
 
     Empty if the pod needs something else first.
     """
-    words = scheduler_says(pod).lower()
-    if any(kind in words for kind, _ in _NOT_OF_NODES):
+    if lacks_more_than_nodes(pod):
         return ""
     keys = f" ({', '.join(sorted(kept.taints))})" if kept.taints else ""
     found = (

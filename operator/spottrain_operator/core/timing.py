@@ -110,6 +110,10 @@ GROWTH_MIN_REMAINING = 30.0
 # node takes minutes to come up.
 PREWARMED_STAY = 600.0
 
+# A pod waits at least this long for a node of its pool before another pool is tried, even if fallback.afterSeconds is
+# short: nodes take minutes to come up. It waits twice as long while a node of its pool is not up yet.
+POOL_PATIENCE = 300.0
+
 # Time for the agents of a finished job to leave by themselves. Then their pods are deleted.
 LEAVE = 15.0
 
