@@ -150,6 +150,20 @@ def test_a_pool_with_a_price_of_its_own_costs_that(pool: str, hourly: float) -> 
     assert after.total - before.total == pytest.approx(2 * 3.0 + 2 * hourly)
 
 
+@pytest.mark.parametrize("order", [1, -1], ids=["spot first", "on-demand first"])
+def test_a_pool_of_each_type_may_have_the_same_name(order: int) -> None:
+    spot = {"name": "h100", "capacityType": "spot", "provider": "karpenter", "pricePerHour": 1.0}
+    pools = [spot, spot | {"capacityType": "on-demand", "pricePerHour": 3.0}][::order]
+    scene = training_job(capacity={"onDemand": {"min": 2}, "pools": pools})
+    for sequence in range(1, 5):
+        scene = scene.pod(sequence, pool="h100")
+    before, after = scene.observed.job.status.cost, scene.later(3600).plan().status.cost
+    assert before is not None
+    assert after is not None
+    assert after.total - before.total == pytest.approx(2 * 3.0 + 2 * 1.0)
+    assert after.on_demand_only - before.on_demand_only == pytest.approx(4 * 3.0)
+
+
 def test_an_operator_that_knows_more_optional_fields_leaves_jobs_alone() -> None:
     class NewerCheckpoint(Checkpoint):
         compression: str = "none"

@@ -68,14 +68,14 @@ def price(capacity: Capacity, capacity_type: CapacityType, pool: str | None) -> 
 
     None: unknown.
     """
-    for candidate in capacity.pools:
-        if candidate.name == pool and candidate.price_per_hour is not None:
-            return candidate.price_per_hour
+    of_type = [p for p in capacity.pools if p.capacity_type is capacity_type and p.price_per_hour is not None]
+    own = next((p.price_per_hour for p in of_type if p.name == pool), None)
+    if own is not None:
+        return own
     general = capacity.on_demand if capacity_type is CapacityType.ON_DEMAND else capacity.spot
     if general.price_per_hour is not None:
         return general.price_per_hour
-    of_type = [p.price_per_hour for p in capacity.pools if p.capacity_type is capacity_type]
-    return next((p for p in of_type if p is not None), None)
+    return of_type[0].price_per_hour if of_type else None
 
 
 def _display(total: float, on_demand_only: float, currency: str) -> str:
