@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from measured_job import families, metrics_after_a_drain, watcher_metrics
+from spottrain_api.contract import QUIET_REPORT_SECONDS
 
 DASHBOARDS = sorted((Path(__file__).parents[2] / "charts" / "spottrain" / "dashboards").glob("*.json"))
 
@@ -66,6 +67,14 @@ def test_panels_have_units_and_descriptions_and_do_not_overlap(dashboard: Path) 
         assert not own & cells, panel["title"]
         assert max(x for x, _ in own) < 24, panel["title"]
         cells |= own
+
+
+def test_rates_of_members_reach_over_several_reports() -> None:
+    """Members other than node rank 0 report every QUIET_REPORT_SECONDS while there is no news."""
+    targets = [t["expr"] for path in DASHBOARDS for panel in panels_of(path) for t in panel["targets"]]
+    minutes = re.findall(r"spottrain_job_member_\w+{[^}]*}\[(\d+)m\]", " ".join(targets))
+    assert len(minutes) == 2
+    assert min(map(int, minutes)) * 60 > 2 * QUIET_REPORT_SECONDS
 
 
 def test_money_is_shown_with_its_currency() -> None:
