@@ -155,9 +155,10 @@ def _tiles(job: JobSnapshot, speed: Throughput) -> Iterator[tuple[str, str]]:
         yield "goodput", status.goodput_display
     if status.cost is not None:
         yield "cost", money(status.cost.total, status.cost.currency)
-        yield "with on-demand nodes alone", money(status.cost.on_demand_only, status.cost.currency)
-        if status.cost.on_demand_only > 0 and status.progress.step > 0:
-            yield "saved", f"{1 - status.cost.total / status.cost.on_demand_only:.0%}"
+        if status.cost.on_demand_only > 0:
+            yield "with on-demand nodes alone", money(status.cost.on_demand_only, status.cost.currency)
+            if status.progress.step > 0:
+                yield "saved", f"{1 - status.cost.total / status.cost.on_demand_only:.0%}"
 
 
 def _count(number: int, noun: str, more: str = "") -> tuple[str, str]:

@@ -134,8 +134,9 @@ def _cost(job: JobNow) -> Iterator[Sample]:
 
 
 def _cost_on_demand_only(job: JobNow) -> Iterator[Sample]:
-    if job.status.cost is not None:
-        yield (job.status.cost.currency,), job.status.cost.on_demand_only
+    cost = job.status.cost
+    if cost is not None and cost.on_demand_only > 0:  # otherwise there is nothing to compare with
+        yield (cost.currency,), cost.on_demand_only
 
 
 def _infos(job: JobNow) -> Iterator[Sample]:
@@ -310,7 +311,7 @@ FAMILIES = (
     Family(
         kind=_COUNTER,
         name="spottrain_job_cost_on_demand_only",
-        documentation="What as many on-demand nodes would have cost so far.",
+        documentation="What as many on-demand nodes would have cost so far, if their price is known.",
         labels=("currency",),
         samples=_cost_on_demand_only,
     ),

@@ -49,6 +49,16 @@ def test_the_report_says_what_time_and_money_went_into() -> None:
     assert "What time and money went into" not in html_report(job, at(20))
 
 
+def test_the_report_compares_the_cost_with_that_of_on_demand_nodes_if_their_price_is_known() -> None:
+    job = snapshot()
+    assert job.status.cost is not None
+    assert "with on-demand nodes alone" in html_report(job, at(20))
+    unknown = job.status.cost.model_copy(update={"on_demand_only": 0.0})
+    page = html_report(replace(job, status=job.status.model_copy(update={"cost": unknown})), at(20))
+    assert "0.5000 EUR" in page
+    assert "with on-demand nodes alone" not in page
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from measured_job import families, metrics_after_a_drain, watcher_metrics
+from prometheus_binaries import find_prometheus
 from spottrain_api.contract import QUIET_REPORT_SECONDS
 
 DASHBOARDS = sorted((Path(__file__).parents[2] / "charts" / "spottrain" / "dashboards").glob("*.json"))
@@ -75,6 +78,27 @@ def test_rates_of_members_reach_over_several_reports() -> None:
     minutes = re.findall(r"spottrain_job_member_\w+{[^}]*}\[(\d+)m\]", " ".join(targets))
     assert len(minutes) == 2
     assert min(map(int, minutes)) * 60 > 2 * QUIET_REPORT_SECONDS
+
+
+COSTS = """
+    - {series: 'spottrain_job_cost_total{job_namespace="a", job_name="compared", currency="USD"}', values: "100x5"}
+    - {series: 'spottrain_job_cost_on_demand_only_total{job_namespace="a", job_name="compared", currency="USD"}',
+       values: "400x5"}
+    - {series: 'spottrain_job_cost_total{job_namespace="a", job_name="not", currency="USD"}', values: "500x5"}
+"""
+
+
+def test_savings_are_those_of_jobs_whose_on_demand_price_is_known(tmp_path: Path) -> None:
+    prometheus = find_prometheus()
+    assert prometheus is not None, "Prometheus is not here: run `make prometheus`."
+    [fleet] = [panel for panel in panels_of(DASHBOARDS[0]) if panel["title"] == "Saved"]
+    expr = fleet["targets"][0]["expr"].replace("$namespace", ".*")
+    expected = {"expr": expr, "eval_time": "3m", "exp_samples": [{"labels": '{currency="USD"}', "value": 0.75}]}
+    case = {"interval": "1m", "input_series": yaml.safe_load(COSTS), "promql_expr_test": [expected]}
+    (tmp_path / "saved.yaml").write_text(yaml.safe_dump({"tests": [case]}))
+    command = [str(prometheus.promtool), "test", "rules", str(tmp_path / "saved.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_money_is_shown_with_its_currency() -> None:

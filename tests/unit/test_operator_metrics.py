@@ -25,7 +25,7 @@ from measured_job import (
 )
 from prometheus_binaries import find_prometheus
 from spottrain_api.contract import CapacityType, Member, NodeWatch, NoticeKind, WatchState
-from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
+from spottrain_api.v1alpha1 import CostStatus, GenerationState, Phase, TrainingJobStatus
 from spottrain_operator import process
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import NodeView, ReportView
@@ -147,6 +147,14 @@ def test_money_has_its_currency(metrics: Metrics) -> None:
         "spottrain_job_cost_total": "EUR",
         "spottrain_job_cost_on_demand_only_total": "EUR",
     }
+
+
+def test_a_job_without_an_on_demand_price_is_compared_with_nothing() -> None:
+    metrics = Metrics(num_agents=lambda: 1)
+    cost = CostStatus(total=1.0, currency="EUR")
+    metrics.passed(KEY, seen(STATUS, {}), STATUS.model_copy(update={"cost": cost}))
+    assert samples(metrics, "spottrain_job_cost_total", "currency") == {"EUR": 1.0}
+    assert samples(metrics, "spottrain_job_cost_on_demand_only_total", "currency") == {}
 
 
 def samples(metrics: Metrics, name: str, label: str) -> dict[str, float]:
