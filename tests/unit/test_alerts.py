@@ -5,6 +5,7 @@ Prometheus' own promtool evaluates them.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -84,17 +85,38 @@ def test_alerts_ask_for_metrics_that_exist() -> None:
     assert len(asked) > 10
 
 
-def test_the_configuration_in_the_docs_is_one_that_prometheus_reads(prometheus: Prometheus, tmp_path: Path) -> None:
+def configuration(folder: Path, *pods: dict[str, str]) -> Path:
+    """The configuration in the docs, as a file. It discovers pods with these labels."""
     [text] = re.findall(r"```yaml\n(scrape_configs:.*?)```", MONITOR.read_text(), re.DOTALL)
-    config = tmp_path / "prometheus.yml"
+    config = folder / "prometheus.yml"
     # Debian's Prometheus is built without the discovery of Kubernetes' pods.
-    text = re.sub(r"kubernetes_sd_configs: .*", "static_configs: [{targets: [localhost:8080]}]", text)
+    found = json.dumps([{"targets": ["localhost:8080"], "labels": labels} for labels in pods])
+    text = re.sub(r"kubernetes_sd_configs: .*", f"static_configs: {found}", text)
     config.write_text(text.replace("charts/", f"{ROOT}/charts/"))
+    return config
+
+
+def test_the_configuration_in_the_docs_is_one_that_prometheus_reads(prometheus: Prometheus, tmp_path: Path) -> None:
+    config = configuration(tmp_path, {})
     done = subprocess.run(
         [prometheus.promtool, "check", "config", config], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(alerts())} rules found" in done.stdout
+
+
+@pytest.mark.parametrize(("component", "port"), [("operator", 9402), ("watcher", 9401)])
+def test_the_configuration_in_the_docs_finds_pods_of_both_kinds_of_addresses(
+    prometheus: Prometheus, tmp_path: Path, component: str, port: int
+) -> None:
+    label = "__meta_kubernetes_pod_label_app_kubernetes_io_component"
+    pods = [{label: component, "__meta_kubernetes_pod_ip": ip} for ip in ("10.244.0.7", "fd00:10:244::7")]
+    config, job = configuration(tmp_path, *pods), f"spottrain-{component}"
+    # promtool waits for further targets until the timeout, 30 s by default.
+    command = [str(prometheus.promtool), "check", "service-discovery", "--timeout=3s", str(config), job]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = {each["labels"]["instance"] for each in json.loads(done.stdout)}
+    assert found == {f"10.244.0.7:{port}", f"[fd00:10:244::7]:{port}"}
 
 
 @pytest.mark.cluster
