@@ -138,6 +138,15 @@ def test_cost_is_in_the_currency_of_the_prices() -> None:
     assert re.fullmatch(r"\d+\.\d\d EUR", cost.display)
 
 
+def test_after_an_edit_of_the_currency_the_cost_starts_anew() -> None:
+    prices = {"onDemand": {"min": 2, "pricePerHour": 450.0}, "spot": {"pricePerHour": 150.0}}
+    edited = {"nodes": {"min": 2, "max": 4}, "capacity": prices | {"currency": "JPY"}}
+    cost = training_job().later(36000).decided().spec(**edited).later(3600).plan().status.cost
+    assert cost is not None
+    assert (cost.total, cost.on_demand_only) == (1200.0, 1800.0)
+    assert cost.display == "1200.00 JPY (saved 33%)"
+
+
 @pytest.mark.parametrize(("pool", "hourly"), [("cheap", 0.5), ("plain", 1.0)], ids=["its-own", "of-its-type"])
 def test_a_pool_with_a_price_of_its_own_costs_that(pool: str, hourly: float) -> None:
     plain = {"name": "plain", "capacityType": "spot", "provider": "eks"}

@@ -209,6 +209,7 @@ class Capacity(Resource):
         Field(
             max_length=16,  # a bound of 3 would hide the pattern from who writes "euro"
             pattern=r"^[A-Z]{3}$",
-            description="Currency of the prices and of the cost, as its ISO 4217 code.",
+            description="Currency of the prices and of the cost, as its ISO 4217 code. If it is edited, the cost "
+            "starts anew at 0.",
         ),
     ] = "USD"

@@ -45,7 +45,9 @@ def _costs(situation: Situation, status: TrainingJobStatus, hours: float) -> dic
     prices = [price(capacity, facts.pod.capacity_type, facts.pod.pool) for facts in held]
     if on_demand_price is None and not any(prices):
         return {}
-    before = status.cost or CostStatus()
+    before = status.cost
+    if before is None or before.currency != capacity.currency:  # amounts of two currencies don't add up
+        before = CostStatus()
     total = before.total + hours * sum(p or 0.0 for p in prices)
     on_demand_only = before.on_demand_only + hours * len(held) * (on_demand_price or 0.0)
     # Without a step, nothing was bought for less.
