@@ -107,7 +107,7 @@ def _https(_context: click.Context, option: click.Parameter, text: str) -> str:
 @click.option(
     "--progress-seconds",
     envvar="SPOTTRAIN_PROGRESS_SECONDS",
-    type=click.FloatRange(min=1),
+    type=click.FloatRange(min=1, max=120),  # the alert SpottrainJobStalled fires after 180 s without news
     default=RECORD_INTERVAL,
     help="Seconds between two records of a job's progress in its status, while nothing else changes.",
 )

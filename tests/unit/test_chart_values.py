@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import click
 import pytest
 import yaml
 from docs.reference_pages import chart, chart_schema
@@ -15,6 +16,7 @@ from spottrain_api.contract import CapacityType
 from spottrain_local.binaries import find_binaries
 from spottrain_local.install import find_helm
 from spottrain_operator.cluster.placement import TERMS
+from spottrain_operator.command import main
 
 CHART = chart.FILE.parent
 SCHEMA: dict[str, Any] = json.loads(chart_schema.FILE.read_text())
@@ -53,6 +55,13 @@ def test_every_value_has_a_type_and_no_object_takes_unknown_keys() -> None:
             assert each["additionalProperties"] is False, path
 
 
+def test_the_chart_and_the_operator_have_one_limit_for_the_time_between_records() -> None:
+    entry = SCHEMA["properties"]["operator"]["properties"]["progressSeconds"]
+    [option] = [each for each in main.params if each.name == "progress_seconds"]
+    assert isinstance(option.type, click.FloatRange)
+    assert (entry["minimum"], entry["maximum"]) == (option.type.min, option.type.max)
+
+
 def test_the_operator_keeps_off_the_nodes_that_spot_pods_go_to() -> None:
     affinity = yaml.safe_load(chart.FILE.read_text())["affinity"]["nodeAffinity"]
     [term] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
@@ -85,6 +94,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
             "operator.logLevel=VERBOSE",
             "at '/operator/logLevel': value must be one of 'DEBUG', 'INFO', 'WARNING',",
         ),
+        ("operator.progressSeconds=300", "at '/operator/progressSeconds': maximum: got 300, want 120"),
         ("watcher.port=0", "at '/watcher/port': minimum: got 0, want 1"),
         ("spotLabels.cheap=true", "at '/spotLabels/cheap': got boolean, want string"),
         ("image.pullPolicy=Sometimes", "value must be one of 'Always', 'IfNotPresent', 'Never'"),
