@@ -151,7 +151,7 @@ def ending(reason: str = "Preempted", *, seconds: float = 0.2) -> TrainingJobSta
 
 def metrics_after_a_drain() -> Metrics:
     """After a drain for a preemption and the next generation's first step."""
-    metrics = Metrics(num_agents=lambda: 4)
+    metrics = Metrics(num_agents=lambda: 4, last_contact={"p": NOW}.get)
     gap = Transition(generation=1, reason="Preempted", at=NOW, seconds_without_step=1.5)
     after = ending().model_copy(update={"transitions": (gap,)})
     metrics.passed(KEY, seen(STATUS, {"p": report(heard())}), after)

@@ -352,10 +352,4 @@ FAMILIES = (
         "Seconds that the member's first rank took to write its newest shard.",
         lambda _, p: p.checkpoint.upload_seconds if p.checkpoint else None,
     ),
-    _of_member(
-        _GAUGE,
-        "spottrain_job_member_report_timestamp_seconds",
-        "Time at which the operator last heard of the member's agent.",
-        lambda v, _: _moment(v.last_contact),
-    ),
 )

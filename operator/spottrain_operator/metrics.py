@@ -37,13 +37,17 @@ class Metrics:
     """All metrics of the operator, in their own registry."""
 
     def __init__(
-        self, *, num_agents: Callable[[], int], now: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self,
+        *,
+        num_agents: Callable[[], int],
+        last_contact: Callable[[str], datetime | None] = lambda _: None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         # Creation times of counters would double the number of series, and nobody asks for them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._jobs = JobMetrics(now, on_over=self._forget_course)
+        self._jobs = JobMetrics(now, last_contact=last_contact, on_over=self._forget_course)
         self.registry.register(self._jobs)
         self.reconcile_seconds = Histogram(
             "spottrain_reconcile_duration_seconds",

@@ -122,7 +122,7 @@ class Operator:
         self._board = AssignmentBoard()
         self._clock = SteadyClock()
         self._reports = ReportBox(self._wake, now=self._clock)
-        self._metrics = Metrics(num_agents=lambda: self._reports.num_present)
+        self._metrics = Metrics(num_agents=lambda: self._reports.num_present, last_contact=self._reports.last_contact)
         self._tracer = ChangeTracer(processor_from_environment())
         self._controller: Controller | None = None
         self._control_ports: list[Port] = []

@@ -1,4 +1,7 @@
-"""Metrics that a scrape reads from the newest pass over each job."""
+"""Metrics that a scrape reads from the newest pass over each job.
+
+When a member's agent was last heard is read at the scrape: while a job is at rest, the newest pass is old.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from spottrain_operator.cluster.client import JobKey
@@ -26,12 +29,14 @@ class _Kept:
 
     They take less memory than its status and its agents' reports.
 
-    `completed_at` is None until the job is over, and again once it has been over for long.
+    `completed_at` is None until the job is over, and again once it has been over for long. `agents` are node rank and
+    pod uid of the members that have reported.
     """
 
     completed_at: datetime | None
     has_all: bool
     samples: Samples
+    agents: tuple[tuple[str, str], ...]
 
 
 class JobMetrics(Collector):
@@ -41,17 +46,26 @@ class JobMetrics(Collector):
 
     Args:
         now: The time.
+        last_contact: When the agent of a pod, by uid, was last heard; None if it never was.
         on_over: Told about each such job, so that its other metrics can go, too. A scrape may do so, in its thread.
     """
 
-    def __init__(self, now: Callable[[], datetime], *, on_over: Callable[[JobKey], None]) -> None:
+    def __init__(
+        self,
+        now: Callable[[], datetime],
+        *,
+        last_contact: Callable[[str], datetime | None],
+        on_over: Callable[[JobKey], None],
+    ) -> None:
         self._now = now
+        self._last_contact = last_contact
         self._on_over = on_over
         self._jobs: dict[JobKey, _Kept] = {}
 
     def put(self, key: JobKey, job: JobNow) -> None:
         """Set what the newest pass over a job found."""
-        kept = _Kept(job.status.completion_time, has_all=True, samples=_samples(job))
+        agents = tuple((str(member.node_rank), member.pod_uid) for member, _, _ in job.members())
+        kept = _Kept(job.status.completion_time, has_all=True, samples=_samples(job), agents=agents)
         self._trim(key, kept)
         self._jobs[key] = kept
 
@@ -90,6 +104,17 @@ class JobMetrics(Collector):
                 for labels, value in kept.samples[number]:
                     metric.add_metric((key.namespace, key.name, *labels), value)
             yield metric
+        contact = GaugeMetricFamily(
+            "spottrain_job_member_report_timestamp_seconds",
+            "Time at which the operator last heard of the member's agent. One that holds its connection, or whose "
+            "relay does, is heard all the time.",
+            labels=(*JOB, "node_rank"),
+        )
+        for key, kept in jobs:
+            for node_rank, pod_uid in kept.agents:
+                if (heard_at := self._last_contact(pod_uid)) is not None:
+                    contact.add_metric((key.namespace, key.name, node_rank), heard_at.timestamp())
+        yield contact
 
 
 def _samples(job: JobNow) -> Samples:

@@ -185,6 +185,16 @@ def test_a_member_has_values_of_its_own_while_its_generation_runs(metrics: Metri
     assert of_members() == {}
 
 
+def test_when_a_member_was_heard_is_asked_at_the_scrape() -> None:
+    heard_at = {"p": NOW}
+    metrics = Metrics(num_agents=lambda: 1, last_contact=heard_at.get)
+    metrics.passed(KEY, seen(STATUS, {"p": report()}), STATUS)
+    for seconds in (0, 44):
+        heard_at["p"] = NOW + timedelta(seconds=seconds)
+        found = samples(metrics, "spottrain_job_member_report_timestamp_seconds", "node_rank")
+        assert found == {"0": NOW.timestamp() + seconds}
+
+
 def test_the_deadline_is_a_time(metrics: Metrics) -> None:
     found = samples(metrics, "spottrain_job_deadline_timestamp_seconds", "job_name")
     assert found == {KEY.name: (NOW + timedelta(hours=1)).timestamp()}

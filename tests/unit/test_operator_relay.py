@@ -55,6 +55,7 @@ def known(setup: Setup) -> dict[str, AgentReport]:
 
 def silence(setup: Setup, pod: PodIdentity) -> float:
     view = setup.reports.of(frozenset({pod.uid}))[pod.uid]
+    assert setup.reports.last_contact(pod.uid) == view.last_contact
     return setup.clock - (view.last_contact - NOW).total_seconds()
 
 

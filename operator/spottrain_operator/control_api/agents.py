@@ -319,14 +319,22 @@ class ReportBox:
             for uid in pod_uids & self._reports.keys()
         }
 
+    def last_contact(self, pod_uid: str) -> datetime | None:
+        """When the pod's agent was last known to be there; None if it never reported.
+
+        A scrape asks in a thread of its own.
+        """
+        view = self._reports.get(pod_uid)
+        return None if view is None else replace(view, heard_at=self._last_heard(pod_uid, self._now())).last_contact
+
     def _last_heard(self, uid: str, now: datetime) -> datetime | None:
         if uid in self._num_polls:
             return now
         relay = self._relays.get(uid)
         if relay in self._num_polls:
             return now
-        times = [self._heard_at[each] for each in (uid, relay) if each in self._heard_at]
-        return max(times, default=None)
+        times = (self._heard_at.get(each) for each in (uid, relay) if each is not None)
+        return max((at for at in times if at is not None), default=None)
 
 
 def job_of_pod(pod: PodIdentity) -> JobKey:
