@@ -49,6 +49,10 @@ def moves(world: World) -> Moves:
                 )
             elif run.due is not None and world.time >= run.due:
                 yield f"{who}: {_what_is_due(run)}", _end_wait(world, run)
+        for number, rank in enumerate(run.ranks):
+            if rank.alive and rank.outcome == "succeeded":  # until then the script does what comes after its session
+                ranks = tuple(r._replace(alive=False) if r is rank else r for r in run.ranks)
+                yield f"{who}: the script of rank {number} ends", world.with_run(run._replace(ranks=ranks))
         yield from _store_moves(world, run, who)
 
 

@@ -16,6 +16,7 @@ from spottrain_api.contract import (
     AssignmentAction,
     Entrypoint,
     FailureReason,
+    TrainerPhase,
 )
 
 
@@ -117,6 +118,47 @@ async def test_a_worker_that_leaves_by_os_exit_0_has_succeeded(pods: Pods, opera
     await pods.warm()
     await operator.assign(pods.generation(1, pods.script("import os; os._exit(0)"), ["a"]))
     await operator.wait_for_phase(AgentPhase.SUCCEEDED, 1, ["a"], seconds=60)
+
+
+GOES_ON_AFTER_ITS_SESSION = """
+    import atexit, pathlib, sys, time, torch, spottrain
+    out = pathlib.Path(sys.argv[1])
+    atexit.register((out / "at exit").touch)
+    data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randn(8, 1))
+    with spottrain.session() as session:
+        training = session.prepare(
+            torch.nn.Linear(3, 1), optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1), dataset=data
+        )
+        for step in training.steps(total=2):
+            for inputs, targets in step.micro_batches():
+                step.backward(torch.nn.functional.mse_loss(training.model(inputs), targets))
+            step.update()
+    while not (out / "go on").exists():
+        time.sleep(0.02)
+    (out / "uploaded").touch()
+"""
+
+
+async def test_a_script_has_succeeded_when_it_has_done_what_comes_after_its_session(
+    pods: Pods, operator: FakeOperator
+) -> None:
+    """It may evaluate, or upload the model."""
+
+    def is_done() -> bool:
+        progress = operator.reports["a"].progress
+        return progress is not None and progress.phase is TrainerPhase.DONE
+
+    pods.start("a")
+    await pods.warm()
+    await operator.assign(pods.generation(1, pods.script(GOES_ON_AFTER_ITS_SESSION), ["a"]))
+    await operator.wait_for(is_done)
+    assert operator.reports["a"].phase is AgentPhase.RUNNING
+    (pods.folder / "go on").touch()
+    await operator.wait_for_phase(AgentPhase.SUCCEEDED, 1, ["a"])
+    assert (pods.folder / "uploaded").exists()
+    assert (pods.folder / "at exit").exists()
+    await operator.assign({"a": Assignment(action=AssignmentAction.EXIT)})
+    assert await asyncio.to_thread(pods.processes["a"].wait, 10) == 0
 
 
 KILLED_WHILE_TORCHRUN_IS_SLOW = """

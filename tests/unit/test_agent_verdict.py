@@ -70,10 +70,32 @@ CASES: dict[str, tuple[GenerationObservation, AgentPhase | None, FailureReason |
         P.DRAINED,
         None,
     ),
-    "outcome counts more than a crash at the very end": (
-        seen(rank(outcome=OutcomeKind.SUCCEEDED, ended=exited(1))),
+    "after its session, the script goes on": (seen(rank(outcome=OutcomeKind.SUCCEEDED, alive=True)), None, None),
+    "it goes on under a drain": (
+        seen(rank(outcome=OutcomeKind.SUCCEEDED, alive=True), drain_requested=True),
+        None,
+        None,
+    ),
+    "done after its session, under a drain": (
+        seen(rank(outcome=OutcomeKind.SUCCEEDED, ended=exited(0)), drain_requested=True),
         P.SUCCEEDED,
         None,
+    ),
+    "raised after its session": (
+        seen(rank(outcome=OutcomeKind.SUCCEEDED, ended=exited(1, "builtins.ValueError", "ValueError: x"))),
+        P.FAILED,
+        R.SCRIPT_ERROR,
+    ),
+    "gone after its session, torchrun may still tell": (seen(rank(outcome=OutcomeKind.SUCCEEDED)), None, None),
+    "gone after its session by os._exit(0)": (
+        seen(rank(outcome=OutcomeKind.SUCCEEDED), is_settled=True),
+        P.SUCCEEDED,
+        None,
+    ),
+    "killed after its session": (
+        seen(rank(outcome=OutcomeKind.SUCCEEDED), is_settled=True, launcher=LauncherEnded(exit_codes={0: -9})),
+        P.FAILED,
+        R.KILLED,
     ),
     "raised": (seen(rank(ended=exited(1, "builtins.ValueError", "ValueError: x"))), P.FAILED, R.SCRIPT_ERROR),
     "a cause before its consequence": (
@@ -171,7 +193,7 @@ def test_the_log_shows_a_failure_as_a_sentence() -> None:
     own = Failure(reason=R.SCRIPT_ERROR, message="ValueError: x (train.py, line 3)", traceback="  in main")
     verdict = judge(seen(rank(2, outcome=OutcomeKind.FAILED, failure=own, ended=exited(1))))
     assert str(verdict) == "failed: ScriptError: ValueError: x (train.py, line 3)"
-    assert str(judge(seen(rank(0, outcome=OutcomeKind.SUCCEEDED)))) == "succeeded"
+    assert str(judge(seen(rank(0, outcome=OutcomeKind.SUCCEEDED, ended=exited(0))))) == "succeeded"
 
 
 def test_a_rank_that_failed_without_a_reason_is_told_with_its_step() -> None:
@@ -181,9 +203,10 @@ def test_a_rank_that_failed_without_a_reason_is_told_with_its_step() -> None:
 
 
 def test_the_newest_commit_is_passed_on() -> None:
-    verdict = judge(seen(rank(0, outcome=OutcomeKind.DRAINED), rank(1, outcome=OutcomeKind.DRAINED)))
-    assert verdict is not None
-    assert verdict.commit == COMMIT
+    for kind, code in ((OutcomeKind.DRAINED, 0), (OutcomeKind.SUCCEEDED, 0), (OutcomeKind.SUCCEEDED, 1)):
+        verdict = judge(seen(*(rank(number, outcome=kind, ended=exited(code)) for number in range(2))))
+        assert verdict is not None
+        assert verdict.commit == COMMIT
 
 
 def test_a_kill_says_what_it_usually_means() -> None:

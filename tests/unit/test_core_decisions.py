@@ -30,6 +30,7 @@ from spottrain_api.contract import (
     AgentPhase,
     AssignmentAction,
     NoticeKind,
+    TrainerPhase,
 )
 from spottrain_api.v1alpha1 import Condition, GenerationState, Phase
 from spottrain_operator.core.assignments import assignment_for
@@ -291,10 +292,12 @@ SAVES_FAIL = Condition(
     message="The bucket does not exist.",
     last_transition_time=NOW,
 )
+EARLY_STOP = training().model_copy(update={"phase": TrainerPhase.DONE})
 GROWTH: list[Any] = [
     pytest.param(lambda s: s, "Grow", id="all-are-ready"),
     pytest.param(lambda s: s.generation(first_step_at=at(90)), None, id="too-soon-after-the-first-step"),
     pytest.param(lambda s: s.all_say(progress=training(980)).status(accounted_at=None), None, id="nearly-done"),
+    pytest.param(lambda s: s.says(1, progress=EARLY_STOP), None, id="stopped-early"),
     pytest.param(lambda s: s.says(4, warm=False), None, id="not-warm"),
     pytest.param(lambda s: s.node(4, notice=notice(4)), None, id="doomed"),
     pytest.param(lambda s: s.status(conditions=(SAVES_FAIL,)), None, id="saves-fail"),

@@ -13,7 +13,8 @@ import pytest
 
 from scene import Scene, at, starting_job, training, training_job
 from spottrain_api.contract import AgentPhase, Progress, TrainerPhase
-from spottrain_operator.core.timing import NO_STEP, STEPPING
+from spottrain_api.v1alpha1 import GenerationState
+from spottrain_operator.core.timing import NO_STEP, SILENT_WHILE_STUCK, STEPPING
 
 
 def stands_still(seconds: float, **progress: Any) -> Scene:
@@ -151,6 +152,31 @@ def test_a_member_that_leaves_the_loop_alone_is_named_and_is_not_waited_for_as_a
     assert "left its loop" not in message(all_left), "as with early stopping"
     at_the_end = stands_still(601, step=1000).says(2, progress=left.model_copy(update={"step": 1000}))
     assert not [e for e in at_the_end.plan().events if e.reason == "Hang"], "rank 0 may export before it saves"
+
+
+@pytest.mark.parametrize("scene", [training_job(), starting_job()], ids=["steps", "no-steps-left"])
+def test_what_a_script_does_after_its_session_takes_as_long_as_it_takes(scene: Scene) -> None:
+    """It evaluates, or uploads the model.
+
+    A generation that resumes at the last step makes none.
+    """
+    known = scene.observed.job.status.generation
+    assert known is not None
+    done = training(1000).model_copy(update={"phase": TrainerPhase.DONE, "first_step_at": known.first_step_at})
+    scene = scene.all_say(phase=AgentPhase.RUNNING, step_age_seconds=4000.0, progress=done).later(4000)
+    assert message(scene).endswith(": all ranks have left their session, and the script goes on")
+    generation = scene.plan().status.generation
+    assert generation is not None
+    assert generation.state is GenerationState.ACTIVE
+
+
+def test_ranks_that_have_left_their_session_wait_for_no_silent_member() -> None:
+    done = training(1000).model_copy(update={"phase": TrainerPhase.DONE})
+    scene = training_job().all_say(step_age_seconds=100.0, progress=done)
+    silent = scene.says(2, age=SILENT_WHILE_STUCK + 1, step_age_seconds=100.0, progress=done)
+    generation = silent.plan().status.generation
+    assert generation is not None
+    assert generation.state is GenerationState.ACTIVE
 
 
 def test_a_member_that_leaves_its_session_before_the_first_step_is_named() -> None:

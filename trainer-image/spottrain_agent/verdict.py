@@ -2,7 +2,8 @@
 
 Pure.
 
-The ranks' own outcomes come first, then the workers' exits, then torchrun's end.
+The ranks' own outcomes come first, then the workers' exits, then torchrun's end. A success is one only once the
+process has ended with exit code 0: the script may have more to do after its session.
 """
 
 from __future__ import annotations
@@ -48,9 +49,15 @@ class RankObservation:
     is_alive: bool = False
 
     @property
+    def is_done(self) -> bool:
+        """Whether its session has ended well. The script may go on."""
+        return self.outcome is not None and self.outcome.kind is OutcomeKind.SUCCEEDED
+
+    @property
     def is_unexplained(self) -> bool:
         """Whether its process has ended and nothing says yet how."""
-        return self.started is not None and not self.is_alive and self.ended is None and self.outcome is None
+        is_gone = self.started is not None and not self.is_alive
+        return is_gone and self.ended is None and (self.outcome is None or self.is_done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +143,7 @@ def _together(ends: Sequence[Verdict]) -> Verdict:
 
 
 def _rank_end(rank: RankObservation, observation: GenerationObservation) -> Verdict | None:
-    if rank.outcome is not None:
+    if rank.outcome is not None and not rank.is_done:
         return _of_outcome(rank, rank.outcome)
     if rank.ended is not None:
         return _of_exit(rank, rank.ended, observation)
@@ -152,24 +159,24 @@ def _rank_end(rank: RankObservation, observation: GenerationObservation) -> Verd
 
 
 def _of_outcome(rank: RankObservation, outcome: Outcome) -> Verdict:
-    match outcome.kind:
-        case OutcomeKind.DRAINED:
-            return Verdict(phase=AgentPhase.DRAINED, commit=outcome.commit)
-        case OutcomeKind.SUCCEEDED:
-            return Verdict(phase=AgentPhase.SUCCEEDED, commit=outcome.commit)
-        case OutcomeKind.FAILED:
-            failure = outcome.failure or Failure(
-                reason=FailureReason.SCRIPT_ERROR, message=f"The rank failed at step {outcome.step}."
-            )
-            if rank.ended is not None and failure.exit_code is None:
-                failure = failure.model_copy(update={"exit_code": rank.ended.exit_code})
-            failure = failure.model_copy(update={"rank": rank.rank})
-            return Verdict(phase=AgentPhase.FAILED, commit=outcome.commit, failure=failure)
+    """The end of a rank that has drained or failed."""
+    if outcome.kind is OutcomeKind.DRAINED:
+        return Verdict(phase=AgentPhase.DRAINED, commit=outcome.commit)
+    failure = outcome.failure or Failure(
+        reason=FailureReason.SCRIPT_ERROR, message=f"The rank failed at step {outcome.step}."
+    )
+    if rank.ended is not None and failure.exit_code is None:
+        failure = failure.model_copy(update={"exit_code": rank.ended.exit_code})
+    failure = failure.model_copy(update={"rank": rank.rank})
+    return Verdict(phase=AgentPhase.FAILED, commit=outcome.commit, failure=failure)
 
 
 def _of_exit(rank: RankObservation, ended: WorkerEnded, observation: GenerationObservation) -> Verdict:
+    commit = rank.outcome.commit if rank.outcome is not None else None
+    if rank.is_done and ended.exit_code == 0:
+        return Verdict(phase=AgentPhase.SUCCEEDED, commit=commit)
     if observation.drain_requested and (ended.exit_code == 0 or ended.exit_code in _SIGTERM):
-        return Verdict(phase=AgentPhase.DRAINED)
+        return Verdict(phase=AgentPhase.DRAINED, commit=commit)
     if ended.exit_code == 0:
         return Verdict(phase=AgentPhase.SUCCEEDED)
     reason, message = _reason(ended), ended.message or _describe_exit(ended.exit_code)
@@ -180,7 +187,7 @@ def _of_exit(rank: RankObservation, ended: WorkerEnded, observation: GenerationO
         rank=rank.rank,
         traceback=ended.traceback,
     )
-    return Verdict(phase=AgentPhase.FAILED, failure=failure)
+    return Verdict(phase=AgentPhase.FAILED, commit=commit, failure=failure)
 
 
 def _reason(ended: WorkerEnded) -> FailureReason:

@@ -142,7 +142,8 @@ class StrategyChoice(Message):
 class TrainerPhase(StrEnum):
     """Stage that a rank is in.
 
-    It is STARTING until the rank has resumed, then TRAINING, SAVING before its end, and DONE.
+    It is STARTING until the rank has resumed, then TRAINING, SAVING before its end, and DONE after
+    its session. The script may go on then.
     """
 
     STARTING = "starting"
@@ -203,9 +204,9 @@ class OutcomeKind(StrEnum):
 
 
 class Outcome(Message):
-    """How a rank ended, as it reports itself.
+    """How a rank's session ended, as it reports itself.
 
-    A rank that leaves none is judged by its exit code.
+    A rank that leaves none, or has succeeded, is judged by its exit code.
     """
 
     generation: int

@@ -84,7 +84,7 @@ class RunPolicy(Resource):
             ge=5,
             description="Seconds in which no rank makes a step, after which the generation counts as hung. Once all "
             "ranks have left the loop and save, startTimeoutSeconds counts if it is longer. A script that opens no "
-            "session has no such limit.",
+            "session has no such limit, nor has what a script does after its session.",
         ),
     ] = 600
     start_timeout_seconds: Annotated[

@@ -26,7 +26,7 @@ from spottrain_operator.core.timing import (
 def grow(situation: Situation, draft: Draft) -> Draft:
     """Drain the running generation for a larger or cheaper one.
 
-    While saves fail, it continues, because a drain would lose steps.
+    While saves fail, it continues, because a drain would lose steps. After its session, a script has nothing to gain.
     """
     generation = draft.running
     if generation is None or generation.state is not GenerationState.ACTIVE:
@@ -39,6 +39,8 @@ def grow(situation: Situation, draft: Draft) -> Draft:
         return draft
     remaining = draft.status.progress.eta_seconds
     if remaining is not None and remaining < GROWTH_MIN_REMAINING:
+        return draft
+    if any(m.is_done for m in members_of(situation, generation)):
         return draft
     members = {m.pod_uid for m in generation.members}
     kept = places(situation, draft.status, between_generations=True).kept

@@ -113,6 +113,15 @@ class MemberFacts:
         return progress is not None and progress.phase in (TrainerPhase.SAVING, TrainerPhase.DONE)
 
     @property
+    def is_done(self) -> bool:
+        """Whether its ranks have left their session.
+
+        Their script may go on for as long as it takes.
+        """
+        progress = self.progress
+        return progress is not None and progress.phase is TrainerPhase.DONE
+
+    @property
     def has_steps_left(self) -> bool:
         """Whether steps remain after its newest one.
 
@@ -236,13 +245,14 @@ def _steps(m: MemberFacts) -> bool:
 def _stuck(members: tuple[MemberFacts, ...]) -> bool:
     """Whether there was no step for several times its duration.
 
-    Then ranks wait for a silent one.
+    Then ranks wait for a silent one. Those that have left their session wait for nobody.
     """
     ages = [
         (m.facts.step_age, m.progress.step_seconds)
         for m in members
         if m.state is MemberState.RUNNING
         and m.training
+        and not m.is_done
         and m.facts is not None
         and m.facts.heard
         and m.facts.step_age is not None

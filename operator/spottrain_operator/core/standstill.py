@@ -5,6 +5,7 @@ The operator ends a generation that hangs. Before that, the job's message shows 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,11 +25,11 @@ ALL_RANKS = (
 class Standstill:
     """Seconds without a step of any rank, and their limit.
 
-    `setting` is the one in runPolicy that sets the limit.
+    `setting` is the one in runPolicy that sets the limit. What a script does after its session has none.
     """
 
     seconds: float
-    limit: int
+    limit: float
     setting: str
 
 
@@ -55,7 +56,8 @@ def standstill(situation: Situation, generation: GenerationStatus) -> Standstill
         # The last save of a large model takes long.
         saving = all(m.at_its_end for m in heard) or any(m.at_its_end and not m.has_steps_left for m in heard)
         seconds, (limit, setting) = _step_age(heard), max(hang, start) if saving else hang
-    return Standstill(seconds=seconds, limit=limit, setting=setting)
+    after_session = all(m.is_done for m in heard)
+    return Standstill(seconds=seconds, limit=math.inf if after_session else limit, setting=setting)
 
 
 def _step_age(heard: Sequence[MemberFacts]) -> float:
@@ -82,7 +84,8 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
     """
     found, newest = standstill(situation, generation), newest_progress(situation, generation)
     left = leaving_sentence(members_of(situation, generation))
-    if found is not None and left and (generation.first_step_at is None or found.seconds > STEPPING):
+    lasts = found is not None and found.limit == math.inf
+    if found is not None and left and not lasts and (generation.first_step_at is None or found.seconds > STEPPING):
         return (
             f"{left}, while others have not. Without a step for {found.limit} s the generation is stopped "
             f"(runPolicy.{found.setting}). {ALL_RANKS}"
@@ -93,6 +96,8 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
     since = f"its start at {generation.started_at:%H:%M:%S} UTC"
     if generation.first_step_at is not None and newest is not None:
         since = f"{newest.last_step_at or generation.first_step_at:%H:%M:%S} UTC (step {newest.step})"
+    if lasts:
+        return f"no step since {since}: all ranks have left their session, and the script goes on"
     job = situation.observed.job
     return (
         f"no step since {since}. Without a step for {found.limit} s the generation is stopped "

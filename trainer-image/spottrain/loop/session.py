@@ -377,10 +377,10 @@ class Session:
         self._drain.catch_sigterm()
 
     def end(self, kind: OutcomeKind) -> None:
-        """Leave the world together with the other ranks, after the script.
+        """Leave the world together with the other ranks, at the end of the session.
 
-        The script has ended without an error. If the script left the loop early, its last step is committed here. The
-        outcome is written when all ranks are done, because the agent takes it as the end of the process.
+        Nothing has failed. If the script left the loop early, its last step is committed here. The outcome is written
+        when all ranks are done, because the agent takes that of a drain as the end of the process.
         """
         if self._training is not None and kind is OutcomeKind.SUCCEEDED:
             self._training.finish()
