@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import re
 import signal
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import spottrain
 from cluster_fixtures import wait_for
+from full_disk import NO_SPACE, fill_disk
 from spottrain.checkpoint.errors import Fenced, StorageDenied, StorageUnavailable
 from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan
@@ -165,6 +167,23 @@ def test_sigterm_asks_for_a_drain() -> None:
     signal.raise_signal(signal.SIGTERM)
     assert flag.is_set()
     assert flag.seconds_left() == math.inf
+
+
+def test_a_full_disk_keeps_progress_from_the_agent_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill_disk(monkeypatch)
+    reporter = ProgressReporter(tmp_path, local_rank=0, generation=1)
+    for name in ("session_started", "prepared"):
+        reporter.milestone(name)
+    reporter.finish(OutcomeKind.DRAINED)
+    assert [record.message for record in caplog.records] == [
+        f"Progress is not reported, and training goes on: {NO_SPACE}: '{tmp_path}/.progress-0.json.{os.getpid()}'"
+    ]
+    assert list(tmp_path.iterdir()) == [], "half a file would fill it further"
+    monkeypatch.undo()
+    reporter.milestone("loaded")
+    assert (tmp_path / "progress-0.json").read_text() == reporter.progress.to_json()
 
 
 def test_progress_and_outcome_are_left_for_the_agent(tmp_path: Path) -> None:

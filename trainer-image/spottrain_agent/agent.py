@@ -311,7 +311,7 @@ class Agent:
             return
         if self._state.phase is AgentPhase.STARTING and run.has_started():
             self._dispatch(RanksStarted(generation=number))
-        run.terminate_plain_scripts()
+        run.terminate_for_drain()
         run.show_risk(self._state.is_at_risk)
         if self._state.drain is not None and not self._state.drain_seen and run.drain_seen():
             self._dispatch(DrainSeen(generation=number))

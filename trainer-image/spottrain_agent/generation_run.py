@@ -155,6 +155,7 @@ class GenerationRun:
         self._step_seen: tuple[int, float] = (-1, time.monotonic())
         self._drain: DrainRequest | None = None
         self._drain_asked_at = 0.0
+        self._drain_is_written = True
         self._at_risk = False
         self._terminated: set[int] = set()
 
@@ -192,7 +193,12 @@ class GenerationRun:
         self._drain = request
         self._drain_asked_at = time.monotonic()
         if self.directory.path.is_dir():
-            self.directory.write_drain(request)
+            try:
+                self.directory.write_drain(request)
+                self._drain_is_written = True
+            except OSError as error:
+                logger.warning("the ranks get SIGTERM, as drain.json can't be written: %s", error)
+                self._drain_is_written = False
 
     def cancel_drain(self) -> None:
         self._drain = None
@@ -201,8 +207,11 @@ class GenerationRun:
     def show_risk(self, at_risk: bool) -> None:
         """Tell the ranks whether the node may be taken back soon."""
         if at_risk != self._at_risk and self.directory.path.is_dir():
-            self.directory.show_risk(at_risk)
             self._at_risk = at_risk
+            try:
+                self.directory.show_risk(at_risk)
+            except OSError as error:
+                logger.warning("the ranks don't learn that the node is at risk: %s", error)
 
     def drain_seen(self) -> bool:
         """Whether any rank acts on the drain, so that it can't be taken back."""
@@ -210,19 +219,23 @@ class GenerationRun:
             progress is not None and progress.drain_seen_at is not None for progress in self._all_progress()
         )
 
-    def terminate_plain_scripts(self) -> None:
-        """Send SIGTERM to ranks that don't read drain.json.
+    def terminate_for_drain(self) -> None:
+        """Send SIGTERM to ranks that don't read drain.json, or to all if it can't be written.
 
-        Their script doesn't use the library. Each worker gets the signal once. A rank that uses the library writes
-        its progress when its session opens; a young rank gets a little time for that.
+        The script of the former doesn't use the library, whose sessions take the signal for a drain. Each worker gets
+        it once. A rank that uses the library writes its progress when its session opens; a young rank gets a little
+        time for that.
         """
         if self._drain is None:
             return
         for local_rank in range(self.assignment.processes_per_node):
             started = self.directory.worker_started(local_rank)
-            if started is None or local_rank in self._terminated or self.directory.progress(local_rank):
+            if started is None or local_rank in self._terminated:
                 continue
-            if self._is_undeclared(started.started_at, self._drain):
+            reads_drain = self.directory.progress(local_rank) is not None
+            if not self._drain_is_written or (
+                not reads_drain and self._is_undeclared(started.started_at, self._drain)
+            ):
                 self._terminated.add(local_rank)
                 if is_alive(started.pid):
                     send_signal(started.pid, signal.SIGTERM)

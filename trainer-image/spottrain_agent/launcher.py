@@ -9,6 +9,7 @@ They run the script as `python script.py` would (worker.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,15 +77,19 @@ def run_launcher(request: LaunchRequest) -> int:
         _run_torchrun(request, console)
     except ChildFailedError as error:
         exit_codes = {failure.local_rank: failure.exitcode for failure in error.failures.values()}
-        LauncherEnded(exit_codes=exit_codes).write(run_dir / FILE_LAUNCHER)
+        _report(LauncherEnded(exit_codes=exit_codes), run_dir)
         return 1
     except BaseException as error:
         # Whatever the error, the agent turns it into the failure that the user sees.
-        ended = LauncherEnded(exception=type(error).__qualname__, message=str(error))
-        ended.write(run_dir / FILE_LAUNCHER)
+        _report(LauncherEnded(exception=type(error).__qualname__, message=str(error)), run_dir)
         return 1
-    LauncherEnded().write(run_dir / FILE_LAUNCHER)
+    _report(LauncherEnded(), run_dir)
     return 0
+
+
+def _report(ended: LauncherEnded, run_dir: Path) -> None:
+    with contextlib.suppress(OSError):  # on a full disk, the exit code has to do
+        ended.write(run_dir / FILE_LAUNCHER)
 
 
 def _run_torchrun(request: LaunchRequest, console: Console) -> None:

@@ -73,12 +73,17 @@ def run_worker(entrypoint: Entrypoint, run_dir: Path, console: Console) -> None:
     ended = _run_as_main(entrypoint)
     if ended.exit_code == 0:
         _finish()
-        ended.write(run_dir / worker_ended_file(local_rank))
+        _report(ended, run_dir / worker_ended_file(local_rank))
         return
     # Report a failure at once: exit handlers of a broken job may hang on peers that are gone.
-    ended.write(run_dir / worker_ended_file(local_rank))
+    _report(ended, run_dir / worker_ended_file(local_rank))
     _finish()
     os._exit(ended.exit_code)
+
+
+def _report(ended: WorkerEnded, path: Path) -> None:
+    with contextlib.suppress(OSError):  # on a full disk, the exit code has to do
+        ended.write(path)
 
 
 def _start_writer() -> None:

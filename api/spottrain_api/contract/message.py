@@ -57,10 +57,17 @@ class Message(BaseModel):
         return cls.model_validate_json(text, extra="ignore")
 
     def write(self, path: Path) -> None:
-        """Replace the file at `path` atomically: a reader never sees half a message."""
+        """Replace the file at `path` atomically: a reader never sees half a message.
+
+        Raises OSError, and leaves the file as it was.
+        """
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(self.to_json())
-        temporary.replace(path)
+        try:
+            temporary.write_text(self.to_json())
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def read(cls, path: Path) -> Self | None:

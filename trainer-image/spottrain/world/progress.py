@@ -5,6 +5,7 @@ Reports are small files in the run directory, each replaced atomically.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from spottrain.checkpoint.background import BackgroundThread
 from spottrain_api.contract import (
     CommitRef,
     Failure,
+    Message,
     Outcome,
     OutcomeKind,
     Progress,
@@ -25,6 +27,8 @@ from spottrain_api.contract import (
     outcome_file,
     progress_file,
 )
+
+logger = logging.getLogger(__name__)
 
 # The agent reports every second, so that short steps are not all written.
 _MIN_SECONDS_BETWEEN_WRITES = 0.25
@@ -35,7 +39,7 @@ class ProgressReporter:
     """Keeps this rank's Progress, and writes it to the run directory if there is one.
 
     A thread writes: between two steps a write would take a millisecond, because the caches hold nothing that it
-    needs.
+    needs. If a write fails, as on a full disk, training goes on, and the agent knows what was written last.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class ProgressReporter:
         self._local_rank = local_rank
         self._peak_memory = peak_memory
         self._written_at = 0.0
+        self._write_failed = False
         self._background = BackgroundThread("progress")
         self.progress = Progress(generation=generation, updated_at=datetime.now(UTC))
 
@@ -109,14 +114,14 @@ class ProgressReporter:
 
     def finish(self, kind: OutcomeKind, failure: Failure | None = None) -> None:
         """Write the outcome, then the last progress."""
-        if self._run_dir is not None:
-            Outcome(
-                generation=self.progress.generation,
-                kind=kind,
-                step=self.progress.step,
-                commit=self.progress.commit,
-                failure=failure,
-            ).write(self._run_dir / outcome_file(self._local_rank))
+        outcome = Outcome(
+            generation=self.progress.generation,
+            kind=kind,
+            step=self.progress.step,
+            commit=self.progress.commit,
+            failure=failure,
+        )
+        self._leave(outcome, outcome_file(self._local_rank))
         self.update(phase=TrainerPhase.DONE)
 
     def committed(self, commit: CommitRef) -> None:
@@ -125,11 +130,19 @@ class ProgressReporter:
 
     def _write(self) -> Future[None]:
         self._written_at = time.monotonic()
-        return self._background.submit(partial(self._write_now, self.progress))
+        return self._background.submit(partial(self._leave, self.progress, progress_file(self._local_rank)))
 
-    def _write_now(self, progress: Progress) -> None:
-        if self._run_dir is not None:
-            progress.write(self._run_dir / progress_file(self._local_rank))
+    def _leave(self, message: Message, name: str) -> None:
+        if self._run_dir is None:
+            return
+        try:
+            message.write(self._run_dir / name)
+        except OSError as error:
+            if not self._write_failed:
+                logger.warning("Progress is not reported, and training goes on: %s", error)
+            self._write_failed = True
+        else:
+            self._write_failed = False
 
 
 def _smoothed(newest: float, mean: float | None) -> float:
