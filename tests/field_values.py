@@ -215,6 +215,7 @@ BROKEN_RULES: list[tuple[str, Any, str]] = [
     ("deepspeed", {"zeroStage": 2, "offloadParameters": True}, "deepspeed.offloadParameters needs zeroStage 3"),
     ("batch.micro", 65, "batch.micro is larger than batch.global"),
     ("checkpoint.uri", "ftp://bucket/run", "checkpoint.uri: unknown scheme or no bucket"),
+    ("checkpoint.uri", "s3://bucket/run?lr=1", "checkpoint.uri: contains ? or #"),
     ("checkpoint.endpointURL", "store:9000", "checkpoint.endpointURL: not an HTTP address"),
     ("checkpoint.interval", "often", "checkpoint.interval: write auto, or a number"),
 ]

@@ -13,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 from rich.console import Console
@@ -170,12 +169,12 @@ def _sentences() -> Iterator[None]:
 
 
 def _open(uri: str, endpoint_url: str | None) -> tuple[CheckpointStorage, Head]:
-    from spottrain.checkpoint import open_storage, read_head
+    from spottrain.checkpoint import StorageMissing, open_storage, read_head
 
-    parts = urlsplit(uri)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost") and not Path(parts.path).is_dir():
-        raise click.ClickException(f"There is no folder {parts.path}.")
-    storage = open_storage(uri, endpoint_url=endpoint_url, create_folder=False)
+    try:
+        storage = open_storage(uri, endpoint_url=endpoint_url, create_folder=False)
+    except StorageMissing as error:
+        raise click.ClickException(f"There is no folder {uri}.") from error
     head = read_head(storage)
     if head is None or head.newest is None:
         raise click.ClickException(f"There is no commit at {uri}. Is it the job's checkpoint.uri?")

@@ -310,6 +310,8 @@ def test_a_process_that_is_forked_within_a_write_keeps_nobody_from_the_next(
     [
         ("ftp://host/x", "unknown scheme; use one of " + ", ".join(f"{scheme}://" for scheme in SCHEMES)),
         ("/just/a/path", "unknown scheme"),
+        ("s3://bucket/run?lr=1", r"contains \? or #, which can't be part of a folder's name"),
+        ("file:///folder/run#1", r"contains \? or #, which can't be part of a folder's name"),
         ("file://relative/folder", "not an absolute path of a folder"),
         ("s3:///prefix", "names no bucket"),
         ("s3://No_Bucket!/x", "'No_Bucket!' can't be the name of a bucket, .* Correct checkpoint.uri."),

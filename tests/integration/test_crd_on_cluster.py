@@ -126,6 +126,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "checkpoint.uri: unknown scheme or no bucket; use s3://bucket/prefix",
     ),
     (
+        "uri-query",
+        {"checkpoint": {"uri": "s3://bucket/run?lr=1"}},
+        "checkpoint.uri: contains ? or #, which can't be part of a folder's name",
+    ),
+    (
         "endpoint",
         {"checkpoint": {"endpointURL": "store:9000"}},
         "checkpoint.endpointURL: not an HTTP address; write http://host:port or",

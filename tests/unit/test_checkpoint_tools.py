@@ -286,13 +286,14 @@ def test_what_a_job_drops_meanwhile_is_not_damaged(uri: str, tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("ls", "file:///no/such/folder"), "There is no folder /no/such/folder."),
-        (("ls", "file://localhost/no/such/folder"), "There is no folder /no/such/folder."),
+        (("ls", "file:///no/such/folder"), "There is no folder file:///no/such/folder."),
+        (("ls", "file://localhost/no/such/folder"), "There is no folder file://localhost/no/such/folder."),
         (
             ("ls", "s3://bucket/x", "--endpoint-url", "host"),
             "(of a command, --endpoint-url) is 'host', which is not a valid",
         ),
         (("ls", "ftp://host/x"), "unknown scheme"),
+        (("ls", "file:///no/such/folder#1"), "contains ? or #"),
         (("ls", "EMPTY"), "There is no commit at"),
         (("show", "URI", "--step", "11"), "There is no commit of step 11. Choose one of these steps: 20, 10."),
     ],

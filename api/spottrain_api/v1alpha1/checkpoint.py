@@ -19,6 +19,10 @@ class Checkpoint(CheckpointConfig):
             "file:///absolute/path",
         ),
         (
+            "self.uri.matches('^[^?#]*$')",
+            "checkpoint.uri: contains ? or #, which can't be part of a folder's name; use other characters",
+        ),
+        (
             "!has(self.endpointURL) || self.endpointURL.matches('^https?://[^/]+.*$')",
             "checkpoint.endpointURL: not an HTTP address; write http://host:port or https://host:port",
         ),

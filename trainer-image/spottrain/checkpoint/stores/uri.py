@@ -34,6 +34,10 @@ def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bo
         StorageDenied: The URI can't be used. The message says what to correct.
         StorageMissing: The folder doesn't exist, or not any more.
     """
+    if "?" in uri or "#" in uri:  # what follows would be left out, and two runs would share a folder
+        raise StorageDenied(
+            f"checkpoint.uri {uri!r} contains ? or #, which can't be part of a folder's name; use other characters."
+        )
     parts = urlsplit(uri)
     if parts.scheme not in SCHEMES:
         raise StorageDenied(
