@@ -23,6 +23,8 @@ IN_A_JOB: Mapping[str, str] = {
     "`spec.checkpoint.endpointURL` takes precedence.",
     "AWS_ENDPOINT_URL": "Address of an S3-compatible store if AWS_ENDPOINT_URL_S3 is not set.",
     "AWS_MAX_ATTEMPTS": "How often a request to S3 is tried. Default: 6.",
+    "AWS_METADATA_SERVICE_TIMEOUT": "Seconds to wait for an answer of EC2's metadata server. Default: 5.",
+    "AWS_METADATA_SERVICE_NUM_ATTEMPTS": "How often a request to EC2's metadata server is tried. Default: 3.",
     "STORAGE_EMULATOR_HOST": "Address of a server that speaks Google Cloud Storage's protocol. Default: Google's.",
 }
 # Set by the operator in every trainer pod, read by the agent.

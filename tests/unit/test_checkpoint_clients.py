@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
-from spottrain.checkpoint.errors import StorageDenied, StorageUnavailable
+from spottrain.checkpoint.errors import CredentialsMissing, StorageDenied, StorageUnavailable
 from spottrain.checkpoint.stores.gcs_storage import GcsStorage
 from spottrain.checkpoint.stores.s3_client import s3_client
 from spottrain.checkpoint.stores.s3_storage import S3Storage
@@ -155,6 +155,37 @@ def test_credentials_of_aws_that_cannot_be_had_get_a_sentence(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "nothing"))
     with pytest.raises(StorageUnavailable, match=sentence):
         S3Storage(bucket="b", endpoint_url="http://127.0.0.1:9", max_attempts=1).put("k", b"")
+
+
+@pytest.fixture
+def no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the environment nor in files, and no metadata server."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "CLOUDSDK_CONFIG"):
+        monkeypatch.setenv(name, str(tmp_path / "nothing"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr("google.auth.compute_engine._metadata.is_on_gce", lambda **_: False)
+
+
+@pytest.mark.usefixtures("no_credentials")
+@pytest.mark.parametrize("store", [S3Storage, GcsStorage])
+def test_credentials_that_are_not_found_get_a_sentence_and_may_come_later(store: Callable[..., Any]) -> None:
+    with pytest.raises(CredentialsMissing, match=r"No credentials for (s3|gs)://b/.*: give the job's service"):
+        store(bucket="b").put("k", b"")
+
+
+@pytest.mark.usefixtures("s3_credentials")
+@pytest.mark.parametrize("asked", [None, "2"], ids=["by default", "as the user asks"])
+def test_a_metadata_server_of_aws_has_time_to_answer(asked: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_METADATA_SERVICE_TIMEOUT", "AWS_METADATA_SERVICE_NUM_ATTEMPTS"):
+        monkeypatch.setenv(name, asked) if asked else monkeypatch.delenv(name, raising=False)
+    fetchers: list[dict[str, Any]] = []
+    monkeypatch.setattr("botocore.credentials.InstanceMetadataFetcher", lambda **given: fetchers.append(given))
+    s3_client(region_name="us-east-1")
+    (given,) = fetchers
+    assert (given["timeout"], given["num_attempts"]) == ((2, 2) if asked else (5, 3))
 
 
 def test_credentials_of_google_that_cannot_be_had_get_a_sentence(

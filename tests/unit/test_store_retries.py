@@ -8,6 +8,7 @@ import pytest
 
 from spottrain.checkpoint.errors import (
     CheckpointError,
+    CredentialsMissing,
     Fenced,
     SaveFailed,
     StepBehind,
@@ -63,6 +64,7 @@ def test_what_would_fail_again_is_not_tried_again() -> None:
     [
         (StorageUnavailable(""), True),
         (StorageFull(""), True),
+        (CredentialsMissing(""), True),
         (SaveFailed(""), True),
         (StorageDenied(""), False),
         (StorageMissing(""), False),

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import spottrain
 from cluster_fixtures import wait_for
 from full_disk import NO_SPACE, fill_disk
-from spottrain.checkpoint.errors import Fenced, StorageDenied, StorageUnavailable
+from spottrain.checkpoint.errors import CredentialsMissing, Fenced, StorageDenied, StorageUnavailable
 from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan
 from spottrain.engines import EngineConfig, MakeOptimizer, choose_engine
@@ -294,6 +294,12 @@ def test_an_outage_is_final_only_for_a_job_that_never_committed() -> None:
     assert start_error(outage, resumes=False).reason is FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE
     assert start_error(outage, resumes=True).reason is FailureReason.START_FAILED
     assert start_error(denied, resumes=True).reason is FailureReason.CHECKPOINT_ACCESS_DENIED
+
+
+def test_credentials_that_are_missing_deny_access_only_to_a_job_that_never_committed() -> None:
+    missing = CredentialsMissing("No credentials.")
+    assert start_error(missing, resumes=False).reason is FailureReason.CHECKPOINT_ACCESS_DENIED
+    assert start_error(missing, resumes=True).reason is FailureReason.START_FAILED
 
 
 def test_strategies_are_chosen_by_name() -> None:

@@ -52,6 +52,13 @@ class StorageFull(StorageUnavailable):
     """The store has no room, or the quota is used up."""
 
 
+class CredentialsMissing(StorageUnavailable):
+    """No credentials were found, maybe only for now.
+
+    They may come from a node's metadata server, which may be slow.
+    """
+
+
 class StorageDenied(StorageError):
     """The store will never accept this request as it is.
 

@@ -21,6 +21,7 @@ from spottrain.checkpoint.errors import (
     CheckpointError,
     CheckpointMismatch,
     CorruptCheckpoint,
+    CredentialsMissing,
     Fenced,
     RankFailed,
     StorageDenied,
@@ -35,6 +36,7 @@ _LIBRARY = Path(__file__).parents[1]
 _REASONS: tuple[tuple[type[CheckpointError], FailureReason], ...] = (
     (StorageFull, FailureReason.CHECKPOINT_STORAGE_FULL),
     (StorageMissing, FailureReason.CHECKPOINT_STORAGE_MISSING),
+    (CredentialsMissing, FailureReason.CHECKPOINT_ACCESS_DENIED),
     (StorageUnavailable, FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE),
     (StorageDenied, FailureReason.CHECKPOINT_ACCESS_DENIED),
     (CheckpointMismatch, FailureReason.CHECKPOINT_INCOMPATIBLE),

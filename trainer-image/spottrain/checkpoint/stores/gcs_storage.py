@@ -28,6 +28,7 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 from requests.adapters import BaseAdapter
 
 from spottrain.checkpoint.errors import (
+    CredentialsMissing,
     ObjectNotFound,
     PreconditionFailed,
     StorageDenied,
@@ -87,7 +88,7 @@ class GcsStorage:
                 else Client()
             )
         except (DefaultCredentialsError, OSError) as error:
-            raise StorageDenied(
+            raise CredentialsMissing(
                 f"No credentials for {self._name}: give the job's service account access by workload identity, "
                 "or set GOOGLE_APPLICATION_CREDENTIALS."
             ) from error

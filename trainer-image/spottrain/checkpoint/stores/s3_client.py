@@ -13,6 +13,12 @@ import boto3
 import botocore.session
 from botocore.exceptions import BotoCoreError
 
+# The metadata server of a busy node is slow. botocore's defaults, a single try of 1 s, then find no credentials.
+_METADATA_SERVER = {
+    "metadata_service_timeout": ("metadata_service_timeout", "AWS_METADATA_SERVICE_TIMEOUT", 5, int),
+    "metadata_service_num_attempts": ("metadata_service_num_attempts", "AWS_METADATA_SERVICE_NUM_ATTEMPTS", 3, int),
+}
+
 
 @cache
 def _loader() -> Any:
@@ -24,7 +30,7 @@ def s3_client(**settings: Any) -> Any:
 
     `settings`: those of `Session.client`.
     """
-    session = botocore.session.Session()
+    session = botocore.session.Session(session_vars=_METADATA_SERVER)
     session.register_component("data_loader", _loader())
     return boto3.session.Session(botocore_session=session).client("s3", **settings)
 

@@ -27,6 +27,7 @@ from botocore.exceptions import (
 from zlib_ng import zlib_ng
 
 from spottrain.checkpoint.errors import (
+    CredentialsMissing,
     ObjectNotFound,
     PreconditionFailed,
     StorageDenied,
@@ -258,7 +259,7 @@ class S3Storage:
         except ClientError as error:
             raise self._of_answer(key, error) from error
         except (NoCredentialsError, PartialCredentialsError) as error:
-            raise StorageDenied(
+            raise CredentialsMissing(
                 f"No credentials for {self._where(key)}: give the job's service account access to the bucket, "
                 "or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
             ) from error
