@@ -188,27 +188,43 @@ def test_a_metadata_server_of_aws_has_time_to_answer(asked: str | None, monkeypa
     assert (given["timeout"], given["num_attempts"]) == ((2, 2) if asked else (5, 3))
 
 
-def test_credentials_of_google_that_cannot_be_had_get_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "identity.json").write_text(
-        json.dumps(
-            {
-                "type": "external_account",
-                "audience": "//iam.googleapis.com/pools/p",
-                "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
-                "token_url": "https://sts.googleapis.com/v1/token",
-                "credential_source": {"file": str(tmp_path / "nothing")},
-            }
-        )
-    )
+FEDERATED = {
+    "type": "external_account",
+    "audience": "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q",
+    "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+    "token_url": "https://sts.googleapis.com/v1/token",
+    "credential_source": {"file": "/nothing"},
+}
+OF_A_USER = {"type": "authorized_user", "client_id": "a", "client_secret": "b", "refresh_token": "c"}
+
+
+@pytest.fixture
+def identity(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Google's credentials are those of the parameter, which have no project."""
+    for name in ("GOOGLE_CLOUD_PROJECT", "GCLOUD_PROJECT", "STORAGE_EMULATOR_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "identity.json").write_text(json.dumps(request.param))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "identity.json"))
+
+
+@pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize("identity", [FEDERATED], indirect=True)
+def test_credentials_of_google_that_cannot_be_had_get_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StorageUnavailable, match=r"No valid credentials for gs://b/.*nothing"):
+        GcsStorage(bucket="b")  # asks for the project
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "p")
-    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     storage = GcsStorage(bucket="b")
     for use in USES:
         with pytest.raises(StorageUnavailable, match=r"No valid credentials for gs://b/.*nothing"):
             use(storage)
+
+
+@pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize(
+    "identity", [OF_A_USER, FEDERATED | {"audience": "//iam.googleapis.com/pools/p"}], indirect=True
+)
+def test_credentials_of_google_need_no_project() -> None:
+    GcsStorage(bucket="b")
 
 
 USES: list[Callable[[GcsStorage], object]] = [

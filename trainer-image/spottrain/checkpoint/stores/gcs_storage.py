@@ -81,17 +81,18 @@ class GcsStorage:
         endpoint = endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST")
         self._name = f"gs://{bucket}/{self._prefix}"
         anonymous: Any = AnonymousCredentials  # untyped
-        try:
-            client: Any = (
-                Client(project="any", credentials=anonymous(), client_options={"api_endpoint": endpoint})
-                if endpoint
-                else Client()
-            )
-        except (DefaultCredentialsError, OSError) as error:
-            raise CredentialsMissing(
-                f"No credentials for {self._name}: give the job's service account access by workload identity, "
-                "or set GOOGLE_APPLICATION_CREDENTIALS."
-            ) from error
+        server: dict[str, Any] = (
+            {"credentials": anonymous(), "client_options": {"api_endpoint": endpoint}} if endpoint else {}
+        )
+        with self._sentences(""):
+            try:
+                # Objects belong to a bucket, whose name is enough. Many credentials have no project.
+                client: Any = Client(project=None, **server)
+            except (DefaultCredentialsError, OSError) as error:
+                raise CredentialsMissing(
+                    f"No credentials for {self._name}: give the job's service account access by workload identity, "
+                    "or set GOOGLE_APPLICATION_CREDENTIALS."
+                ) from error
         session = client._http
         for scheme in list(session.adapters):
             session.mount(scheme, _InPieces(session.get_adapter(scheme)))
