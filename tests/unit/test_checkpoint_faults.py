@@ -26,8 +26,9 @@ from spottrain.checkpoint.errors import (
     Fenced,
     StorageUnavailable,
 )
+from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.format.head import HEAD_KEY, read_head
-from spottrain.checkpoint.saving.retention import Retention
+from spottrain.checkpoint.saving.retention import Retention, clean_up
 from spottrain.checkpoint.stores.file_storage import FileStorage
 from spottrain.checkpoint.stores.storage import Buffer
 from spottrain.checkpoint.stores.uri import open_storage
@@ -176,6 +177,31 @@ def test_clean_up_spares_what_a_newer_generation_is_writing() -> None:
     assert checkpointer(storage, 2).clean_up(Retention(last=1)) == 1
     assert not [key for key, _ in storage.list("attempts/g000001")]
     assert resumed_step(storage, 2) == 10
+
+
+class CountedCommits(tuple[Commit, ...]):
+    """Counts how often it is walked."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Commit]:
+        CountedCommits.walks += 1
+        return super().__iter__()
+
+
+def test_clean_up_walks_the_commits_as_often_for_many_objects_as_for_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks = []
+    for steps in ((10,), range(10, 100, 10)):
+        storage = MemoryStorage()
+        save(storage, 1, *steps)
+        head = read_head(storage)
+        assert head is not None
+        counted = head.model_copy(update={"commits": CountedCommits(head.commits)})
+        monkeypatch.setattr("spottrain.checkpoint.saving.retention.prune", lambda *_, counted=counted: counted)
+        CountedCommits.walks = 0
+        assert clean_up(storage, 1, Retention()) == 0
+        walks.append(CountedCommits.walks)
+    assert walks[0] == walks[1] > 0
 
 
 def test_clean_up_drops_what_a_lost_writer_has_left_of_a_commit(tmp_path: Path) -> None:

@@ -57,17 +57,20 @@ def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) 
         Fenced: A newer generation has taken over. Nothing was deleted.
     """
     head = prune(storage, generation, retention.kept)
+    # A long run may keep hundreds of commits, of many objects each.
+    commits = {commit.attempt for commit in head.commits}
+    held = commits.union(*(commit.needs for commit in head.commits))
 
     def is_over(key: str) -> bool:
         attempt = Attempt.of_key(key)
-        if attempt is None or not _is_over(attempt, head):
+        if attempt is None or attempt.prefix in commits or not _is_over(attempt, head):
             return False
-        return not (key.endswith(FROZEN_SUFFIX) and head.holds(attempt.prefix))
+        return not (key.endswith(FROZEN_SUFFIX) and attempt.prefix in held)
 
     def is_settled(key: str) -> bool:
         # Nobody uploads to a commit any more. An unfinished upload there is that of a writer that was lost.
         attempt = Attempt.of_key(key)
-        return is_over(key) or (attempt is not None and head.holds(attempt.prefix))
+        return is_over(key) or (attempt is not None and attempt.prefix in held)
 
     over = [key for key, _ in storage.list(ATTEMPTS) if is_over(key)]
     storage.delete(over)
@@ -106,9 +109,9 @@ class BackgroundCleanUp:
 
 
 def _is_over(attempt: Attempt, head: Head) -> bool:
-    """Whether this attempt is not a commit and can't become one any more."""
+    """Whether this attempt, which is not a commit, can't become one any more."""
     newest = head.newest
-    if newest is None or any(commit.attempt == attempt.prefix for commit in head.commits):
+    if newest is None:
         return False
     if attempt.generation < head.fence:
         return True
