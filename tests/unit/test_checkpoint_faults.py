@@ -26,6 +26,7 @@ from spottrain.checkpoint.errors import (
     Fenced,
     StorageUnavailable,
 )
+from spottrain.checkpoint.format.attempt import Attempt
 from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.format.head import HEAD_KEY, read_head
 from spottrain.checkpoint.saving.retention import Retention, clean_up
@@ -176,6 +177,21 @@ def test_clean_up_spares_what_a_newer_generation_is_writing() -> None:
     storage.put("attempts/of another form/x", b"not ours")
     assert checkpointer(storage, 2).clean_up(Retention(last=1)) == 1
     assert not [key for key, _ in storage.list("attempts/g000001")]
+    assert resumed_step(storage, 2) == 10
+
+
+@pytest.mark.parametrize(
+    ("generation", "start", "dropped"),
+    [(2, "a", True), (2, "other", False), (3, "a", False)],
+    ids=["of this start", "of another start", "of a newer generation"],
+)
+def test_clean_up_drops_an_earlier_try_of_the_newest_step(generation: int, start: str, dropped: bool) -> None:
+    storage = MemoryStorage()
+    save(storage, 2, 10)
+    tried = f"{Attempt.new(generation, 10, f'{start}-{0:016x}').prefix}rank-00000.receipt.json"
+    storage.put(tried, b"")
+    assert checkpointer(storage, 2).clean_up(Retention(last=1)) == dropped
+    assert list(storage.list(tried)) == ([] if dropped else [(tried, 0)])
     assert resumed_step(storage, 2) == 10
 
 

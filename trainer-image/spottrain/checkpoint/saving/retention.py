@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from spottrain.checkpoint.background import BackgroundThread
 from spottrain.checkpoint.errors import CheckpointError
-from spottrain.checkpoint.format.attempt import ATTEMPTS, Attempt
+from spottrain.checkpoint.format.attempt import ATTEMPTS, Attempt, start_of
 from spottrain.checkpoint.format.commits import Commit, Head
 from spottrain.checkpoint.format.head import prune
 from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX
@@ -115,5 +115,9 @@ def _is_over(attempt: Attempt, head: Head) -> bool:
         return False
     if attempt.generation < head.fence:
         return True
-    # A generation saves one step at a time, and steps only go up.
-    return attempt.generation == newest.generation and attempt.step < newest.step
+    if attempt.generation != newest.generation:
+        return False
+    # A generation saves one step at a time, and steps only go up. If it was started twice, the other start may still
+    # upload the newest step, and its commit ends it as fenced.
+    is_retried = attempt.step == newest.step and start_of(attempt.prefix) == start_of(newest.attempt)
+    return attempt.step < newest.step or is_retried
