@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
-from spottrain.checkpoint.errors import CredentialsMissing, StorageDenied, StorageUnavailable
+from spottrain.checkpoint.errors import (
+    CredentialsMissing,
+    ObjectNotFound,
+    StorageDenied,
+    StorageMissing,
+    StorageUnavailable,
+)
 from spottrain.checkpoint.stores.gcs_storage import GcsStorage
 from spottrain.checkpoint.stores.s3_client import s3_client
 from spottrain.checkpoint.stores.s3_storage import S3Storage
@@ -110,6 +116,26 @@ def test_a_client_error_that_may_pass_is_tried_again(code: str) -> None:
 def test_another_client_error_is_final() -> None:
     with pytest.raises(StorageDenied, match=r"refused the request: .*InvalidArgument"):
         refusing(400, "InvalidArgument").upload("k", b"1234")
+
+
+@pytest.mark.usefixtures("s3_credentials")
+def test_a_server_that_knows_no_bucket_is_told_from_a_missing_object() -> None:
+    storage = refusing(404, "404")
+    with pytest.raises(ObjectNotFound):
+        storage.get("k")
+    for use in (
+        lambda: list(storage.list("")),
+        lambda: storage.delete(["k"]),
+        lambda: storage.abandon_uploads("", lambda _: True),
+    ):
+        with pytest.raises(StorageUnavailable, match=r"No bucket answers at s3://b at .*endpointURL .*\(404\)"):
+            use()
+
+
+@pytest.mark.usefixtures("s3_credentials")
+def test_an_access_point_that_does_not_exist_gets_a_sentence() -> None:
+    with pytest.raises(StorageMissing, match=r"The access point s3://b at .* does not exist: create it"):
+        refusing(404, "NoSuchAccessPoint").get("k")
 
 
 def refusing(status: int, code: str) -> S3Storage:

@@ -61,6 +61,7 @@ _BAD_KEYS = {
     "ExpiredToken": "the credentials have expired. Renew them; static keys with an AWS_SESSION_TOKEN expire with it.",
 }
 _DENIED = {"AccessDenied", "403", "AllAccessDisabled", *_BAD_KEYS}
+_NO_BUCKET = {"NoSuchBucket": "bucket", "NoSuchAccessPoint": "access point"}
 _MISSING = {"NoSuchKey", "404", "NotFound"}
 _FULL = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "507"}
 # Client errors that may pass, most of them with status 400: what botocore retries (botocore/retries/standard.py and
@@ -173,7 +174,7 @@ class S3Storage:
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket, Prefix=self._prefix + prefix
         )
-        with self._sentences(prefix):
+        with self._of_the_bucket(prefix):
             for page in pages:
                 for found in page.get("Contents", ()):
                     yield found["Key"].removeprefix(self._prefix), int(found["Size"])
@@ -181,7 +182,7 @@ class S3Storage:
     def delete(self, keys: Iterable[str]) -> None:
         remaining = iter(keys)
         while batch := [{"Key": self._prefix + key} for key in islice(remaining, _DELETE_BATCH)]:
-            with self._sentences("objects"):
+            with self._of_the_bucket("objects"):
                 answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": batch, "Quiet": True})
             if errors := answer.get("Errors"):
                 first = errors[0]
@@ -190,16 +191,17 @@ class S3Storage:
 
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         abandoned = 0
-        with self._sentences(prefix):
+        with self._of_the_bucket(prefix):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=self._bucket, Prefix=self._prefix + prefix
             )
-            for upload in [upload for page in pages for upload in page.get("Uploads", ())]:
-                key = upload["Key"].removeprefix(self._prefix)
-                if is_over(key):
-                    with contextlib.suppress(_UploadGone):  # a different process was first
-                        self._call("abort_multipart_upload", key, UploadId=upload["UploadId"])
-                        abandoned += 1
+            uploads = [upload for page in pages for upload in page.get("Uploads", ())]
+        for upload in uploads:
+            key = upload["Key"].removeprefix(self._prefix)
+            if is_over(key):
+                with contextlib.suppress(_UploadGone):  # a different process was first
+                    self._call("abort_multipart_upload", key, UploadId=upload["UploadId"])
+                    abandoned += 1
         return abandoned
 
     def _upload_parts(self, key: str, view: memoryview) -> None:
@@ -253,6 +255,19 @@ class S3Storage:
                 raise _BrokenOff(f"The answer of {self._where(key)} broke off: {error}") from error
 
     @contextlib.contextmanager
+    def _of_the_bucket(self, key: str) -> Iterator[None]:
+        """Sentences of a request to the bucket, from which no single object can be missing."""
+        try:
+            with self._sentences(key):
+                yield
+        except ObjectNotFound as error:
+            # It may pass: a proxy says so if it finds no server.
+            raise StorageUnavailable(
+                f"No bucket answers at s3://{self._bucket}{self._at_server()}: check checkpoint.endpointURL (of a "
+                f"command, --endpoint-url). ({error.__cause__})"
+            ) from error
+
+    @contextlib.contextmanager
     def _sentences(self, key: str) -> Iterator[None]:
         try:
             yield
@@ -287,10 +302,10 @@ class S3Storage:
         status = str(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", ""))
         seen = {code, status}
         where = self._where(key)
-        if code == "NoSuchBucket":
+        if code in _NO_BUCKET:
             return StorageMissing(
-                f"The bucket s3://{self._bucket}{self._at_server()} does not exist: create it, or correct "
-                "checkpoint.uri in a new job."
+                f"The {_NO_BUCKET[code]} s3://{self._bucket}{self._at_server()} does not exist: create it, or "
+                "correct checkpoint.uri in a new job."
             )
         if code == "NoSuchUpload":
             return _UploadGone(f"A different process aborted the upload of {where}.")
