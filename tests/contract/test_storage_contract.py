@@ -314,6 +314,7 @@ def test_a_process_that_is_forked_within_a_write_keeps_nobody_from_the_next(
         ("file:///folder/run#1", r"contains \? or #, which can't be part of a folder's name"),
         ("file://relative/folder", "not an absolute path of a folder"),
         ("s3:///prefix", "names no bucket"),
+        ("s3://[bucket/run", r"is not a valid URI: Invalid IPv6 URL\."),
         ("s3://No_Bucket!/x", "'No_Bucket!' can't be the name of a bucket, .* Correct checkpoint.uri."),
         ("gs://bucket-/x", "'bucket-' can't be the name of a bucket"),
         ("gs://arn:aws:s3:region:1:accesspoint:x/y", "can't be the name of a bucket"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from google.cloud.storage.exceptions import DataCorruption
 
 from spottrain.checkpoint.errors import (
     CredentialsMissing,
@@ -20,6 +21,7 @@ from spottrain.checkpoint.errors import (
 from spottrain.checkpoint.stores.gcs_storage import GcsStorage
 from spottrain.checkpoint.stores.s3_client import s3_client
 from spottrain.checkpoint.stores.s3_storage import S3Storage
+from spottrain.checkpoint.stores.uri import open_storage
 
 
 class Server:
@@ -116,6 +118,39 @@ def test_a_client_error_that_may_pass_is_tried_again(code: str) -> None:
 def test_another_client_error_is_final() -> None:
     with pytest.raises(StorageDenied, match=r"refused the request: .*InvalidArgument"):
         refusing(400, "InvalidArgument").upload("k", b"1234")
+
+
+@pytest.mark.usefixtures("s3_credentials")
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+@pytest.mark.parametrize("address", ["minio:9000", "http://", "http://minio:99999", "http://[::1"])
+def test_an_endpoint_that_is_no_address_gets_a_sentence(scheme: str, address: str) -> None:
+    with pytest.raises(StorageDenied, match=r"checkpoint\.endpointURL .* is '.*', which is not a valid address"):
+        open_storage(f"{scheme}://b/run", endpoint_url=address)
+
+
+@pytest.mark.usefixtures("s3_credentials")
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("AWS_ENDPOINT_URL_S3", "http://minio_store:9000", "Invalid endpoint: http://minio_store:9000"),
+        ("AWS_MAX_ATTEMPTS", "many", "invalid literal for .* 'many'"),
+    ],
+)
+def test_a_setting_that_the_client_refuses_gets_a_sentence(
+    name: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(StorageDenied, match=rf"'s3://b/run' can't be opened: .* variables of boto3\. \({words}\)"):
+        open_storage("s3://b/run")
+
+
+def test_bytes_that_arrive_damaged_from_google_may_be_whole_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*_: object, **__: object) -> bytes:
+        raise DataCorruption(None, "Checksum mismatch:\n\nAAAA")
+
+    monkeypatch.setattr("google.cloud.storage.Blob.download_as_bytes", download)
+    with pytest.raises(StorageUnavailable, match="gs://b/HEAD was damaged on the way: Checksum mismatch: AAAA"):
+        GcsStorage(bucket="b", endpoint_url="http://127.0.0.1:9").get("HEAD")
 
 
 @pytest.mark.usefixtures("s3_credentials")

@@ -292,6 +292,7 @@ def test_what_a_job_drops_meanwhile_is_not_damaged(uri: str, tmp_path: Path, mon
             ("ls", "s3://bucket/x", "--endpoint-url", "host"),
             "(of a command, --endpoint-url) is 'host', which is not a valid",
         ),
+        (("ls", "s3://bucket/x", "--endpoint-url", "http://minio_store:9000"), "can't be opened: check"),
         (("ls", "ftp://host/x"), "unknown scheme"),
         (("ls", "file:///no/such/folder#1"), "contains ? or #"),
         (("ls", "EMPTY"), "There is no commit at"),

@@ -24,6 +24,7 @@ from google.api_core.exceptions import PreconditionFailed as GenerationMismatch
 from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
 from google.cloud.storage import Blob, Client
+from google.cloud.storage.exceptions import DataCorruption
 from google.cloud.storage.retry import DEFAULT_RETRY
 from requests.adapters import BaseAdapter
 
@@ -38,6 +39,7 @@ from spottrain.checkpoint.errors import (
 )
 from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, Buffer
 from spottrain.checkpoint.stores.upload_body import UploadBody
+from spottrain_api.wording import one_line
 
 _PARTS = 4
 _CONNECT_SECONDS = 5.0  # also the time in which the store has to take a piece of a body
@@ -188,6 +190,8 @@ class GcsStorage:
             raise PreconditionFailed(key) from error
         except NotFound as error:
             raise self._not_found(key) from error
+        except DataCorruption as error:
+            raise StorageUnavailable(f"{where} was damaged on the way: {one_line(str(error))}") from error
         except (Forbidden, Unauthorized) as error:
             raise StorageDenied(
                 f"Access to {where} is denied: let the job's service account read, write, list and delete there."

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from spottrain.checkpoint.errors import StorageDenied
 from spottrain.checkpoint.stores.storage import CheckpointStorage
@@ -38,7 +38,7 @@ def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bo
         raise StorageDenied(
             f"checkpoint.uri {uri!r} contains ? or #, which can't be part of a folder's name; use other characters."
         )
-    parts = urlsplit(uri)
+    parts = _split(uri)
     if parts.scheme not in SCHEMES:
         raise StorageDenied(
             f"checkpoint.uri {uri!r} has an unknown scheme; use one of "
@@ -50,7 +50,7 @@ def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bo
     if not parts.netloc:
         raise StorageDenied(f"checkpoint.uri {uri!r} names no bucket; write {parts.scheme}://BUCKET/PREFIX.")
     bucket, prefix = _bucket_and_prefix(parts.scheme, parts.netloc, parts.path)
-    if endpoint_url is not None and urlsplit(endpoint_url).scheme not in ("http", "https"):
+    if endpoint_url is not None and not _is_address(endpoint_url):
         raise StorageDenied(
             f"checkpoint.endpointURL (of a command, --endpoint-url) is {endpoint_url!r}, which is not a valid "
             "address; write https://HOST:PORT."
@@ -58,15 +58,17 @@ def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bo
     if parts.scheme == "s3":
         with _client("boto3", uri=uri, extra="s3"):
             from spottrain.checkpoint.stores.s3_storage import S3Storage
-        return S3Storage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
+
+            return S3Storage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
     with _client("google-cloud-storage", uri=uri, extra="gcs"):
         from spottrain.checkpoint.stores.gcs_storage import GcsStorage
-    return GcsStorage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
+
+        return GcsStorage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
 
 
 @contextmanager
 def _client(name: str, *, uri: str, extra: str) -> Iterator[None]:
-    """Import a store whose client is the distribution `name`.
+    """Import and open a store whose client is the distribution `name`.
 
     Our `extra` installs that distribution.
     """
@@ -77,6 +79,26 @@ def _client(name: str, *, uri: str, extra: str) -> Iterator[None]:
             f"checkpoint.uri {uri!r} needs {name}, which can't be imported ({error}). "
             f"Install spottrain with its extra {extra!r}; for a job, in its image."
         ) from error
+    except ValueError as error:
+        raise StorageDenied(
+            f"checkpoint.uri {uri!r} can't be opened: check checkpoint.endpointURL (of a command, --endpoint-url) "
+            f"and the environment variables of {name}. ({error})"
+        ) from error
+
+
+def _split(uri: str) -> SplitResult:
+    try:
+        return urlsplit(uri)
+    except ValueError as error:
+        raise StorageDenied(f"checkpoint.uri {uri!r} is not a valid URI: {error}.") from error
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # also of a port out of range
+        return False
 
 
 def _bucket_and_prefix(scheme: str, host: str, path: str) -> tuple[str, str]:
