@@ -204,7 +204,7 @@ def _is_kept(storage: CheckpointStorage, commit: Commit) -> bool:
     from spottrain.checkpoint import read_head
 
     head = read_head(storage)
-    return head is not None and commit in head.commits
+    return head is not None and any(kept.attempt == commit.attempt for kept in head.commits)
 
 
 def _choose(head: Head, step: int | None) -> Commit:

@@ -77,7 +77,9 @@ def test_clean_ups_do_not_pile_up_and_the_newest_commit_is_followed_by_one() -> 
 
     def commit_step(step: int) -> None:
         attempt = f"attempts/g000001-s{step:09d}-a/"
-        commit(storage, Commit(generation=1, step=step, attempt=attempt, manifest_sha256="", committed_at=""))
+        commit(
+            storage, Commit(generation=1, step=step, attempt=attempt, manifest_sha256="", committed_at="2026-11-21")
+        )
 
     commit_step(10)
     others = set(threading.enumerate())

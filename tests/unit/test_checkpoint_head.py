@@ -29,12 +29,12 @@ def of_start(start: str, step: int, generation: int = 2) -> Commit:
     The name is of the start of its generation, and of the save.
     """
     attempt = Attempt.new(generation, step, f"{start}-{step:016x}").prefix
-    return Commit(generation=generation, step=step, attempt=attempt, manifest_sha256="0", committed_at="")
+    return Commit(generation=generation, step=step, attempt=attempt, manifest_sha256="0", committed_at="2026-11-21")
 
 
 def new(step: int, generation: int = 1, name: str = "") -> Commit:
     attempt = f"attempts/g{generation}-s{step}-{name}/"
-    return Commit(generation=generation, step=step, attempt=attempt, manifest_sha256="0", committed_at="")
+    return Commit(generation=generation, step=step, attempt=attempt, manifest_sha256="0", committed_at="2026-11-21")
 
 
 def steps(storage: MemoryStorage) -> list[int]:

@@ -79,7 +79,7 @@ class Writer(threading.Thread):
                 step=step,
                 attempt=attempt.prefix,
                 manifest_sha256=self.name,
-                committed_at="",
+                committed_at="2026-11-21",
                 needs=(frozen,) if frozen is not None else (),
             )
             if frozen is None:

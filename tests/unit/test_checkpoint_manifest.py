@@ -46,7 +46,7 @@ def manifest() -> Manifest:
 
 
 def committed(data: bytes, sha256: str) -> Commit:
-    return Commit(generation=1, step=7, attempt="attempts/a/", manifest_sha256=sha256, committed_at="")
+    return Commit(generation=1, step=7, attempt="attempts/a/", manifest_sha256=sha256, committed_at="2026-11-21")
 
 
 def test_a_manifest_comes_back_as_it_was() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from spottrain.checkpoint import Checkpointer, Retention
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, Fenced
 from spottrain.checkpoint.format.commits import Head
 from spottrain.checkpoint.format.head import HEAD_KEY, fence, read_head
+from spottrain.checkpoint.format.manifest import Manifest, serialise
 
 
 def checkpointer(storage: MemoryStorage, generation: int) -> Checkpointer:
@@ -98,6 +100,25 @@ def test_only_what_is_whole_counts() -> None:
     storage.put(manifest, flipped(storage.get(manifest)[0], 40))
     storage.put("attempts/of another form/manifest.json", b"not ours")
     assert steps(storage) == [10]
+
+
+def test_a_manifest_without_a_time_gives_a_commit_with_one() -> None:
+    storage = MemoryStorage()
+    save(storage, 1, 10)
+    key = key_of(storage, 10, "manifest.json")
+    manifest = Manifest.parse(storage.get(key)[0], key)
+    storage.put(key, serialise(manifest.model_copy(update={"saved_at": ""}))[0])
+    storage.delete([HEAD_KEY])
+    assert datetime.fromisoformat(head_of(storage).commits[0].committed_at).tzinfo is UTC
+
+
+def test_a_head_with_a_time_that_is_none_is_rebuilt() -> None:
+    storage = MemoryStorage()
+    save(storage, 1, 10)
+    before = head_of(storage)
+    odd = before.commits[0].model_copy(update={"committed_at": "long ago"})
+    storage.put(HEAD_KEY, before.model_copy(update={"commits": (odd,)}).serialise())
+    assert head_of(storage) == before.model_copy(update={"rebuilt": True})
 
 
 def test_a_newer_generation_comes_first_and_shuts_older_ones_out() -> None:

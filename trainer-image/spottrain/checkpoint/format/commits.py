@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint
 from spottrain.checkpoint.format.checksummed_json import dump_checksummed, verify_checksummed
@@ -37,6 +38,12 @@ class Commit(BaseModel):
     needs: tuple[str, ...] = ()
     """Attempts of other commits to whose frozen weights this one refers (frozen_files.py). They stay as long as
     it."""
+
+    @field_validator("committed_at")
+    @classmethod
+    def _is_a_time(cls, value: str) -> str:
+        datetime.fromisoformat(value)
+        return value
 
     @property
     def manifest(self) -> str:
