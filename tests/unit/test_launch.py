@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spottrain.world.failures import UserError
-from spottrain.world.launch import Launch, process_started_at
+from spottrain.world.launch import PROCESS_GROUP_TIMEOUT, Launch, join_world, process_started_at
 from spottrain_api.contract import FILE_RUN
 
 
@@ -49,3 +49,18 @@ def test_a_rank_whose_name_ends_within_a_letter_knows_its_start() -> None:
             os._exit(0 if is_known else 1)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_around_a_checkpoint_ranks_wait_for_each_other_as_long_as_a_slow_store_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timeouts: list[timedelta] = []
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr("torch.distributed.new_group", lambda *, backend, timeout: timeouts.append(timeout))
+    monkeypatch.setattr("spottrain.world.launch.DEVICES", Path("/nowhere"))
+    join_world(
+        Launch(rank=0, local_rank=0, world_size=2, local_world_size=2, device=torch.device("cpu"), run_dir=None)
+    )
+    agreement, checkpoint = timeouts
+    assert agreement == PROCESS_GROUP_TIMEOUT
+    assert checkpoint >= timedelta(hours=24)

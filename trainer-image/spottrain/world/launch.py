@@ -22,6 +22,9 @@ from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, FailureReason, Message
 logger = logging.getLogger(__name__)
 
 PROCESS_GROUP_TIMEOUT = timedelta(minutes=30)
+# Around a checkpoint, ranks also wait for each other's uploads and reads. A slow store may need hours for these, and
+# a save is not given up for it. A lost rank closes its connection, or the operator or torchrun misses it.
+CHECKPOINT_GROUP_TIMEOUT = timedelta(days=1)
 # Where a container has the GPUs that it was given, each with its number.
 DEVICES = Path("/dev")
 
@@ -139,7 +142,7 @@ def join_world(launch: Launch) -> Groups:
         return Groups(agreement=None, checkpoint=None)
     return Groups(
         agreement=gloo_group(),
-        checkpoint=gloo_group(),
+        checkpoint=gloo_group(CHECKPOINT_GROUP_TIMEOUT),
     )
 
 
@@ -163,13 +166,13 @@ def _why_gpus_are_not_used() -> str | None:
     )
 
 
-def gloo_group() -> dist.ProcessGroup:
+def gloo_group(timeout: timedelta = PROCESS_GROUP_TIMEOUT) -> dist.ProcessGroup:
     """A new group of all ranks for what is on the CPU.
 
-    All ranks make their groups in the same order.
+    All ranks make their groups in the same order. A collective fails if a rank is later than `timeout`.
     """
     # From torch 2.15 on, its type says what a rank that is not in the group gets; here every rank is.
-    return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=PROCESS_GROUP_TIMEOUT))
+    return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
 
 
 def barrier(groups: Groups) -> None:
