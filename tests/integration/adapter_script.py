@@ -298,13 +298,13 @@ class Patience:
         self.left = state_dict["left"]
 
 
-def train_with_accelerate(session: spottrain.Session) -> nn.Module:
+def train_with_accelerate(session: spottrain.Session, *, static_graph: bool = False) -> nn.Module:
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
     from spottrain.adapters.accelerate import AcceleratedLoop
 
     on = {"mixed_precision": "bf16", "dynamo_backend": "eager"} if ALL_ON else {}
-    ddp = DistributedDataParallelKwargs(find_unused_parameters=IS_ODD)
+    ddp = DistributedDataParallelKwargs(find_unused_parameters=IS_ODD, static_graph=static_graph)
     accelerator = Accelerator(cpu=True, kwargs_handlers=[ddp], **on)
     plain = Model()
     if ALL_ON:
@@ -341,6 +341,7 @@ LOOPS: dict[str, Callable[[spottrain.Session], nn.Module]] = {
     "transformers-peft": lambda session: train_with_transformers(session, with_adapters(Model())),
     "lightning": train_with_lightning,
     "accelerate": train_with_accelerate,
+    "accelerate-static": lambda session: train_with_accelerate(session, static_graph=True),
 }
 
 generator = torch.Generator().manual_seed(1)

@@ -85,6 +85,19 @@ def test_a_framework_is_drained_resized_and_trains_what_the_own_loop_trains(
     assert read_audit(tmp_path / "audit").num_redone == 0
 
 
+def test_ddp_with_a_static_graph_trains_what_the_own_loop_trains(own_loop: Run, tmp_path: Path, fork: Any) -> None:
+    whole = {"batch": {"global": 10, "micro": 10}}  # torch fails if gradients of a static graph are accumulated
+    run = run_of("accelerate-static", tmp_path, fork, spec=whole)
+    run.generate(2, {1: {3: "drain"}})
+    assert_drained(run)
+    run.generate(2)
+    assert_succeeded(run)
+
+    wanted = own_loop.parameters()
+    for name, value in run.parameters().items():
+        torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("loop", ["transformers", "lightning"])
 def test_a_finished_run_trains_on_with_a_larger_total(loop: str, tmp_path: Path, fork: Any) -> None:
     run = run_of(loop, tmp_path, fork)

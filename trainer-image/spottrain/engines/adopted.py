@@ -103,8 +103,9 @@ class AdoptedEngine:
 
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         self._model, self._buffers = model, SharedBuffers(model)
-        # DDP that finds unused parameters does not rearrange its buckets.
-        if isinstance(model, DistributedDataParallel) and not model.find_unused_parameters:
+        # DDP that finds unused parameters does not rearrange its buckets. DDP with a static graph learns the graph
+        # from its first backward pass, which has to be the script's.
+        if isinstance(model, DistributedDataParallel) and not (model.find_unused_parameters or model.static_graph):
             settle_buckets(model, model.module)
         return model, self._optimizer
 
