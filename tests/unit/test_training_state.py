@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, LRScheduler, SequentialLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, LRScheduler, MultiStepLR, SequentialLR
 
 import spottrain
 from spottrain.engines.native import load_named_state, named_state
@@ -145,8 +145,11 @@ def test_the_step_counts_as_completed_after_its_update() -> None:
         lambda optimizer: SequentialLR(
             optimizer, [LinearLR(optimizer, 0.3, total_iters=3), CosineAnnealingLR(optimizer, 17)], [2]
         ),
+        lambda optimizer: SequentialLR(
+            optimizer, [LinearLR(optimizer, 0.3, total_iters=3), MultiStepLR(optimizer, [1])], [4]
+        ),
     ],
-    ids=["cosine", "sequence"],
+    ids=["cosine", "sequence", "milestones"],
 )
 def test_schedules_of_learning_rates_that_are_tensors_go_on_bit_for_bit(
     schedule: Callable[[Optimizer], LRScheduler], tmp_path: Path

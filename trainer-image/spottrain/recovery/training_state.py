@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -245,13 +246,16 @@ def _with_numbers(state: Any) -> Any:
 def _with_tensors(saved: Any, now: Any) -> Any:
     """Undo `_with_numbers`.
 
-    Values that are tensors in the state of the same schedule `now` become tensors. A rate computed from numbers would
-    round differently.
+    Values that are tensors in the state of the same schedule `now` become tensors, and dicts get their class from it.
+    A rate computed from numbers would round differently.
     """
     if isinstance(now, torch.Tensor):
         return torch.tensor(saved, dtype=now.dtype, device=now.device)
     if isinstance(saved, dict) and isinstance(now, dict):
-        return {key: _with_tensors(value, now.get(key)) for key, value in saved.items()}
+        restored = copy.copy(now)  # of the same class: MultiStepLR has a Counter, whose methods SequentialLR needs
+        restored.clear()
+        restored.update({key: _with_tensors(value, now.get(key)) for key, value in saved.items()})
+        return restored
     if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
         return [_with_tensors(*pair) for pair in zip(saved, now, strict=True)]
     return saved
