@@ -85,6 +85,7 @@ class Training:
         self._batches: MicroBatches | None = None
         self._loss_was_bad = False
         self._under_way: tuple[Step, float] | None = None  # with the time of its start
+        self._is_rolling_back = False
         self.before_finish: Callable[[], None] = lambda: None
         """Set by a framework's loop, which the script may have left after an update."""
 
@@ -179,8 +180,8 @@ class Training:
         Raises:
             UserError: The job is to fail.
         """
-        if self._guard is None or self._under_way is None:  # optimizers step to make their state, too
-            return True
+        if self._guard is None or self._under_way is None or self._is_rolling_back:
+            return True  # optimizers step to make their state, too
         is_bad = not self._engine.gradients_are_finite()
         loss, num_bad = self._agreement.total([self._meter.value(), float(is_bad)])
         verdict = self._guard.judge(self.step + 1, loss, gradients_are_finite=num_bad == 0)
@@ -241,7 +242,9 @@ class Training:
         )
 
     def _skip_or_roll_back(self, guard: StabilityGuard, verdict: StepDecision) -> None:
-        loaded = self._restorer.roll_back(self._state) if verdict is StepDecision.ROLL_BACK else None
+        self._is_rolling_back = verdict is StepDecision.ROLL_BACK
+        loaded = self._restorer.roll_back(self._state) if self._is_rolling_back else None
+        self._is_rolling_back = False
         if loaded is not None:
             guard.rolled_back(self.step + 1, loaded.step, loaded.extra["stateful"].get(STABILITY))
             done = f"Training rolled back to the commit at step {loaded.step}, and continues with the next samples."
