@@ -37,6 +37,10 @@ def verdicts(judge: StabilityGuard, *losses: float) -> list[str]:
         pytest.param([4, 4, 4, 9, 9], "skip", id="a-skipped-loss-does-not-count-as-usual"),
         pytest.param([1, 4, 6, 7.9], "update", id="the-median-and-not-the-least"),
         pytest.param([9, 4, 4, 4, 8.1], "skip", id="only-the-newest-count"),
+        pytest.param([-4, -4, -4, -3], "update", id="a-negative-loss-is-usual"),
+        pytest.param([-4, -4, -4, 0.1], "skip", id="as-far-above-a-negative-median"),
+        pytest.param([-2, 0, 2, 2], "update", id="a-loss-around-zero-is-usual"),
+        pytest.param([-2, 0, 2, 2.1], "skip", id="more-than-its-magnitude-above-zero"),
     ],
 )
 def test_a_loss_spikes_by_the_median_of_the_window(losses: list[float], last: str) -> None:
@@ -60,7 +64,7 @@ def test_a_job_that_is_to_fail_says_why() -> None:
     judge = guard(spike=LossSpikeConfig(factor=2, window=1, action=FAIL))
     with pytest.raises(
         UserError,
-        match=r"The loss of step 2 is 30, more than 2 times 10, .* set stability\.lossSpike\.action to skip",
+        match=r"The loss of step 2 is 30, above 20, .* and the median 10 .* set stability\.lossSpike\.action",
     ):
         verdicts(judge, 10, 30)
 

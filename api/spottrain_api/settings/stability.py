@@ -15,7 +15,11 @@ class LossSpikeConfig(Resource):
 
     factor: Annotated[
         float,
-        Field(ge=1, description="Multiple of the median loss in the window above which a loss is a spike."),
+        Field(
+            ge=1,
+            description="Multiple of the median loss in the window above which a loss is a spike. If losses can be "
+            "negative, the limit is the median plus factor - 1 times the median of their magnitudes.",
+        ),
     ]
     window: Annotated[
         int,

@@ -130,12 +130,14 @@ class StabilityGuard:
         if spike is None or len(self._window) < spike.window:
             return None
         usual = statistics.median(self._window)
-        if loss <= spike.factor * usual:
+        # For positive losses, factor times the median. Losses may be negative, or change their sign.
+        limit = usual + (spike.factor - 1) * statistics.median(map(abs, self._window))
+        if loss <= limit:
             return None
         self._field = "stability.lossSpike.action"
         self.reason = (
-            f"The loss of step {step} is {loss:.4g}, more than {spike.factor:g} times {usual:.4g}, the median of the "
-            f"{spike.window} steps before."
+            f"The loss of step {step} is {loss:.4g}, above {limit:.4g}, the limit by stability.lossSpike.factor "
+            f"{spike.factor:g} and the median {usual:.4g} of the {spike.window} steps before."
         )
         return spike.action
 
