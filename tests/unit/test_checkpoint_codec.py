@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -54,6 +55,13 @@ def same(one: Any, other: Any) -> bool:
 def test_plain_values_come_back_as_they_were(value: Any) -> None:
     text = json.dumps(codec.encode(value), allow_nan=False)
     assert same(codec.decode(json.loads(text)), value)
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), np.float64("nan"), np.int64(3), np.bool_(True), np.str_("x")])
+def test_a_scalar_of_numpy_comes_back_as_pythons(value: Any) -> None:
+    found = codec.decode(codec.encode([value]))
+    assert same(found, [value.item()])
+    assert type(found[0]) is type(value.item())
 
 
 def test_tensors_are_named_by_their_path_and_put_back() -> None:

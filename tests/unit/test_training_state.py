@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, LRScheduler, MultiStepLR, SequentialLR
 
 import spottrain
+from spottrain.checkpoint import UnsupportedState
 from spottrain.engines.native import load_named_state, named_state
 from spottrain.schedules import warmup_cosine
 from spottrain.world.failures import UserError
@@ -108,7 +109,7 @@ def test_variables_of_the_script_with_another_structure_are_refused(
     ("stateful", "said"),
     [
         pytest.param({"best": {"loss": 1.0}}, "best (dict) has no state_dict and load_state_dict", id="dict"),
-        pytest.param({"best": Best(np.float64(1.0))}, "'best.loss' is a numpy.float64", id="numpy"),
+        pytest.param({"best": Best(math.inf, {1})}, "'best.steps' is a builtins.set", id="set"),  # type: ignore[arg-type]
         pytest.param({"stability": Best()}, "the name stability is taken", id="name"),
     ],
 )
@@ -118,6 +119,59 @@ def test_variables_that_cannot_be_committed_are_refused_at_once(
     with pytest.raises(SystemExit, match="1"):
         train(f"file://{tmp_path}", None, 2, stateful=stateful)
     assert said in capsys.readouterr().err
+
+
+class Decay:
+    """A factor of the learning rate, with a state of its own."""
+
+    def __init__(self, steps: Any) -> None:
+        self.steps = steps
+
+    def __call__(self, step: int) -> float:
+        return 0.5 if step in self.steps else 1.0
+
+
+def test_a_schedule_that_cannot_be_committed_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="1"):
+        train(f"file://{tmp_path}", lambda optimizer: LambdaLR(optimizer, Decay({2})), 2)
+    assert "'scheduler.lr_lambdas.0.steps' is a builtins.set" in capsys.readouterr().err
+
+
+@pytest.fixture
+def _sigterm_as_before() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("_sigterm_as_before")
+@pytest.mark.parametrize(("spoilt", "drained", "ended"), [(1, None, 1), (3, 3, 4)], ids=["at once", "at the drain"])
+def test_variables_that_can_no_longer_be_committed_end_the_run(
+    spoilt: int, drained: int | None, ended: int, tmp_path: Path
+) -> None:
+    """A drain that only warned would lose the steps of each generation."""
+    best, done = Best(), []
+
+    def run() -> None:
+        with spottrain.session(global_batch=1, micro_batch=1, checkpoint_uri=f"file://{tmp_path}") as session:
+            training = session.prepare(
+                nn.Linear(1, 1), optimizer=sgd, dataset=[torch.ones(1)] * 8, stateful={"best": best}
+            )
+            for step in training.steps(total=8):
+                for batch in step.micro_batches():
+                    step.backward(training.model(batch).sum())
+                step.update()
+                done.append(step.number)
+                if step.number == spoilt:
+                    best.steps = {spoilt}  # type: ignore[assignment]
+                if step.number == drained:
+                    signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(UnsupportedState, match=r"'stateful\.best\.steps' is a builtins\.set"):
+        run()
+    assert done == list(range(1, ended + 1))
 
 
 def test_the_step_counts_as_completed_after_its_update() -> None:

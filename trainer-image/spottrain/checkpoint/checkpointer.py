@@ -159,13 +159,16 @@ class Checkpointer:
         found = replicas.read(checkpoint)
         return self._loader.load(state, frozen, lambda: found)
 
-    def prepare(self, state: dict[str, Any], *, frozen: Collection[str] = ()) -> None:
+    def prepare(
+        self, state: dict[str, Any], *, frozen: Collection[str] = (), extra: dict[str, Any] | None = None
+    ) -> None:
         """Plan and allocate ahead for states of this structure.
 
-        So the first save is not slow. The connection to the store is opened in the background.
+        So the first save is not slow. The connection to the store is opened in the background. Raises
+        UnsupportedState, as the save would.
         """
-        tensors, _ = self._collectives.together(lambda: codec.split(state))
-        own, once = self._frozen.split(tensors, frozen)
+        parts = self._collectives.together(lambda: Parts.of(state, extra, None))
+        own, once = self._frozen.split(parts.tensors, frozen)
         (changed, unwritten), _ = self._collectives.any_and_token(
             self._plan.is_outdated(own), self._frozen.is_unwritten(once)
         )

@@ -22,7 +22,7 @@ from spottrain.checkpoint import UnsupportedState
 from spottrain.checkpoint.format import codec
 from spottrain.data.loader import OPTIONS, Data
 from spottrain.data.order import DataOrder
-from spottrain.recovery.training_state import STABILITY, Stateful
+from spottrain.recovery.training_state import STABILITY, Stateful, schedule_state
 from spottrain.world.failures import UserError, as_user_errors
 from spottrain_api.contract import FailureReason
 
@@ -166,7 +166,7 @@ def checked_scheduler(make: Callable[[Optimizer], LRScheduler], optimizer: Optim
 
 
 def check_scheduler(scheduler: Any) -> None:
-    """Refuse a schedule whose learning rates depend on more than the step."""
+    """Refuse a schedule whose learning rates depend on more than the step, or whose state no commit can hold."""
     kind = type(scheduler).__name__
     if isinstance(scheduler, ReduceLROnPlateau) or (hasattr(scheduler, "step") and _needs_more(scheduler)):
         raise _refused(
@@ -175,6 +175,7 @@ def check_scheduler(scheduler: Any) -> None:
         )
     if not isinstance(scheduler, LRScheduler):
         raise _refused(f"scheduler makes a {kind}; let it return one torch.optim.lr_scheduler.LRScheduler")
+    _check_state({"scheduler": schedule_state(scheduler)})
 
 
 def check_stateful(stateful: Mapping[str, Stateful]) -> None:
@@ -187,10 +188,14 @@ def check_stateful(stateful: Mapping[str, Stateful]) -> None:
                 f"stateful: {name} ({type(part).__name__}) has no state_dict and load_state_dict, which save and "
                 "restore it; write a small class with both around the values"
             )
-        try:
-            codec.encode({name: part.state_dict()})
-        except UnsupportedState as error:
-            raise _refused(str(error)) from error
+        _check_state({name: part.state_dict()})
+
+
+def _check_state(state: dict[str, Any]) -> None:
+    try:
+        codec.encode(state)
+    except UnsupportedState as error:
+        raise _refused(str(error)) from error
 
 
 def _check_modules(model: nn.Module) -> None:

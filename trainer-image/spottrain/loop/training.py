@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from spottrain.checkpoint import CheckpointError, Fenced
+from spottrain.checkpoint import CheckpointError, Fenced, UnsupportedState
 from spottrain.data import random_state
 from spottrain.data.loader import MicroBatches
 from spottrain.data.rank_data import RankData
@@ -354,7 +354,7 @@ class Training:
         try:
             if self._saver.fits(self.step, seconds_left):
                 self._saver.save(self._state, self.step, seconds_left=seconds_left)
-        except Fenced:
+        except (Fenced, UnsupportedState):  # the next generation would fare no better
             raise
         except CheckpointError as error:
             self._checkpoint_reports.failed(error)

@@ -69,7 +69,7 @@ class StateSaver:
         """
         if self.checkpointer is not None and step > 0 and not self._is_prepared:
             self._is_prepared = True
-            self.checkpointer.prepare(state.tensors(), frozen=state.frozen())
+            self.checkpointer.prepare(state.tensors(), frozen=state.frozen(), extra=self._extra(state))
 
     def is_due(self) -> bool:
         """Whether a save is due by this rank's clock."""

@@ -94,10 +94,9 @@ class TrainingState:
 
     def extra(self) -> dict[str, Any]:
         """What a commit holds besides tensors: plain values, the same on all ranks."""
-        scheduler = _with_numbers(self.scheduler.state_dict()) if self.scheduler is not None else None
         extra = {
             "identity": self.identity,
-            "scheduler": scheduler,
+            "scheduler": schedule_state(self.scheduler) if self.scheduler is not None else None,
             "model_config": self.model_config,
             "engine": self.engine_name,
             "total_steps": self.total_steps,
@@ -231,11 +230,16 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
-def _with_numbers(state: Any) -> Any:
+def schedule_state(scheduler: LRScheduler) -> dict[str, Any]:
     """A schedule's state in plain values.
 
-    If learning rates are tensors, parts of the state are, too.
+    If learning rates are tensors, parts of the schedule's own state are, too.
     """
+    state: dict[str, Any] = _with_numbers(scheduler.state_dict())
+    return state
+
+
+def _with_numbers(state: Any) -> Any:
     if isinstance(state, torch.Tensor):
         return state.item()
     if isinstance(state, dict):

@@ -1,8 +1,8 @@
 """State without pickle: named tensors and JSON.
 
 A state is a tree of tensors and plain values. Every container and value keeps its type: tuples stay tuples, integer
-keys stay integers, NaN stays NaN. A value that JSON lacks becomes an object with one key that starts with '$'. So
-does a small tensor among plain values.
+keys stay integers, NaN stays NaN. Only numpy's scalars become Python's. A value that JSON lacks becomes an object
+with one key that starts with '$'. So does a small tensor among plain values.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from spottrain.checkpoint.errors import CorruptCheckpoint, UnsupportedState
@@ -33,7 +34,7 @@ def split(state: Mapping[str, Any]) -> tuple[Tensors, Json]:
     """Separate a state into its tensors and a JSON tree that refers to them.
 
     Args:
-        state: Tensors and plain values (dict, list, tuple, str, int, float, bool, bytes and None).
+        state: Tensors and plain values (dict, list, tuple, str, int, float, bool, bytes, None and numpy's scalars).
 
     Returns:
         The tensors by name, and the tree. A tensor's name is its path in the state, joined by dots.
@@ -104,7 +105,9 @@ def join(tree: Json, tensors: Mapping[str, Any]) -> Any:
 def _encode(value: Any, path: tuple[str, ...], tensor: Callable[[tuple[str, ...], torch.Tensor], Json]) -> Json:
     if is_tensor(value):
         return tensor(path, value)
-    # Exact types: a subclass (an enum, a numpy scalar, a namedtuple) would not come back as what it was.
+    if isinstance(value, np.generic):
+        value = value.item()
+    # Exact types: a subclass (an enum, a namedtuple) would not come back as what it was.
     kind = type(value)
     if value is None or kind in (str, bool, int):
         return value
