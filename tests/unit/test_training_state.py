@@ -192,6 +192,27 @@ def test_the_step_counts_as_completed_after_its_update() -> None:
     assert counts == [(1, 0, 1), (2, 1, 2)]
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_parameters_that_the_optimizer_does_not_have_keep_no_gradients(strategy: str) -> None:
+    """They would add up, and count when gradients are clipped or judged: one that is not finite spoils all steps."""
+    stability = StabilityConfig(non_finite=StabilityAction.SKIP)
+    kept: list[bool] = []
+    with spottrain.session(strategy=strategy, global_batch=1, micro_batch=1, stability=stability) as session:
+        training = session.prepare(
+            nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)),
+            optimizer=lambda model: torch.optim.SGD([*model.parameters()][2:], lr=0.1),
+            dataset=[torch.ones(1)] * 8,
+        )
+        for step in training.steps(total=2):
+            for batch in step.micro_batches():
+                step.backward(training.model(batch).sum() * (math.nan if step.number == 2 else 1.0))
+            step.update()
+            kept += [parameter.grad is not None for parameter in training.model.parameters()]
+        skipped_steps = session._context.reporter.progress.skipped_steps
+    assert kept == [False] * 8
+    assert skipped_steps == 1
+
+
 @pytest.mark.parametrize(
     "schedule",
     [

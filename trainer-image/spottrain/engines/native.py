@@ -123,7 +123,7 @@ class NativeEngine(ABC):
         if self._config.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(self._model.parameters(), self._config.clip_grad_norm)
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._clear_gradients()
         self._buffers.share()
 
     def gradients_are_finite(self) -> bool:
@@ -133,8 +133,12 @@ class NativeEngine(ABC):
         return bool(torch.isfinite(norm.full_tensor() if isinstance(norm, DTensor) else norm))
 
     def discard(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
+        self._clear_gradients()
         self._buffers.share()
+
+    def _clear_gradients(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        self._model.zero_grad(set_to_none=True)  # clipping and checks include parameters that the optimizer lacks
 
     def state(self) -> dict[str, Any]:
         return named_state(self._model, self._optimizer)
