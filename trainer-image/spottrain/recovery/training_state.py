@@ -179,6 +179,12 @@ class TrainingState:
                 "Learning rates of spottrain.schedules follow the new length from the next step on; other schedules "
                 "may keep the old one."
             )
+        if self.scheduler is not None and loaded.extra["scheduler"] is None:
+            yield (
+                f"The checkpoint at step {loaded.step} was made without a schedule, and the script's schedule starts "
+                "at its own step 0. Make it for the steps that are left, or create a new job with a different "
+                "checkpoint.uri."
+            )
         new = self.stateful.keys() - loaded.extra.get("stateful", {}).keys() - {STABILITY}
         if new:
             yield (
