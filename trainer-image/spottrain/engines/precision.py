@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.utils import _apply_to_tensors
 
 
 def weights_in_fp32(model: nn.Module) -> None:
@@ -34,9 +35,8 @@ def cast_around(model: nn.Module, dtype: torch.dtype) -> None:
     """
 
     def cast(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return tuple(_cast(value, dtype) for value in args), {
-            key: _cast(value, dtype) for key, value in kwargs.items()
-        }
+        changed: tuple[tuple[Any, ...], dict[str, Any]] = _cast((args, kwargs), dtype)
+        return changed
 
     model.register_forward_pre_hook(cast, with_kwargs=True)
     model.register_forward_hook(_output_to_fp32)
@@ -46,5 +46,10 @@ def _output_to_fp32(module: nn.Module, args: Any, output: Any) -> Any:
     return _cast(output, torch.float32)
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    """Convert the tensors of a structure, such as a dict or a dataclass, as FSDP2 does."""
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return _apply_to_tensors(cast, values)

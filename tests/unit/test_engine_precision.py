@@ -1,0 +1,74 @@
+"""The types that a model in bf16 takes and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from transformers.utils import ModelOutput
+
+from spottrain.engines.precision import autocast_forward, cast_around
+
+CPU = torch.device("cpu")
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@dataclass(frozen=True)
+class Record:
+    x: Any
+
+
+class Model(nn.Module):
+    """Returns what it computes in a structure of the kind in which it got the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, given: Any) -> Any:
+        match given:
+            case ModelOutput():
+                return ModelOutput(x=self.layer(given.x))
+            case Record(x):
+                return Record(self.layer(x))
+            case {"x": x}:
+                return {"x": self.layer(x), "name": "text"}
+            case Pair(first, second):
+                return Pair(self.layer(first), second)
+            case [[x]]:
+                return [(self.layer(x),)]
+            case _:
+                return self.layer(given)
+
+
+INPUT = torch.ones(1, 2)
+STRUCTURES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "tensor": (INPUT, lambda found: found),
+    "dict": ({"x": INPUT}, lambda found: found["x"]),
+    "dataclass": (Record(INPUT), lambda found: found.x),
+    "list of tuples": ([(INPUT,)], lambda found: found[0][0]),
+    "named tuple": (Pair(INPUT, 3), lambda found: found.first),
+    "output of transformers": (ModelOutput(x=INPUT), lambda found: found.x),
+}
+
+
+@pytest.mark.parametrize("how", ["autocast", "cast"])
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_model_in_bf16_takes_and_returns_fp32_in_any_structure(structure: str, how: str) -> None:
+    model, (given, output) = Model(), STRUCTURES[structure]
+    if how == "autocast":
+        autocast_forward(model, CPU, torch.bfloat16)
+    else:
+        cast_around(model.to(torch.bfloat16), torch.bfloat16)
+    found = model(given)
+    assert type(found) is type(given)
+    assert output(found).dtype is torch.float32
+    assert torch.equal(output(found), output(found).bfloat16().float()), "it was not computed in bf16"
