@@ -95,6 +95,8 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, lr=1e-2, momentum=0.9)
     if RANK_SETTINGS["optimizer"] == "adafactor":
         return torch.optim.Adafactor(groups, lr=1e-2)
+    if RANK_SETTINGS["optimizer"] == "frozen group":
+        groups.insert(0, {"params": [model.frozen]})
     if RANK_SETTINGS["optimizer"] == "blocks":
         return InBlocks(groups, {"lr": 1e-2})
     return torch.optim.AdamW(groups, lr=1e-2)

@@ -344,6 +344,22 @@ def test_an_optimizer_whose_state_cannot_be_cut_is_refused_with_a_sentence(
         assert outcome.failure.message.endswith("; use another optimizer, or the strategy ddp.")
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [("frozen group", "The optimizer's parameter group 0 has no parameter that is trained, and ZeRO 2 can't use")],
+)
+def test_an_optimizer_that_zero_cannot_use_is_refused_with_a_sentence(
+    optimizer: str, said: str, tmp_path: Path, fork: Any
+) -> None:
+    job = Job(tmp_path, fork, optimizer=optimizer)
+    job.train(1)
+    (outcome,) = job.outcomes
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert outcome.failure.reason is FailureReason.INVALID_CONFIGURATION
+    assert outcome.failure.message.startswith(said)
+
+
 def test_what_contradicts_the_job_is_said_in_a_sentence(tmp_path: Path, fork: Any) -> None:
     job = Job(tmp_path, fork, deepspeed_config={"train_batch_size": 99})
     job.train(1)

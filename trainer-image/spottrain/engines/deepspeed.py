@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.deepspeed_config import merged_config
-from spottrain.engines.deepspeed_limits import unfit_for_zero
+from spottrain.engines.deepspeed_limits import unfit_for_zero, unfit_optimizer
 from spottrain.engines.deepspeed_state import EngineState, state_of
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.model_state import frozen_names
@@ -58,11 +58,9 @@ class DeepSpeedEngine:
             )
 
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        """Raises UserError for a model that DeepSpeed cannot train."""
+        """Raises UserError for a model that DeepSpeed cannot train, and for an optimizer that it cannot use."""
         config, stage = self._config, self._settings["zero_optimization"]["stage"]
-        refusal = unfit_for_zero(model, stage, config.precision)
-        if refusal is not None:
-            raise UserError(FailureReason.INVALID_CONFIGURATION, refusal)
+        _raise_if(unfit_for_zero(model, stage, config.precision))
         if stage == 0:
             model.to(config.device)  # at other stages DeepSpeed casts first, which moves less
         if config.precision is not torch.float32:
@@ -79,6 +77,7 @@ class DeepSpeedEngine:
         self._settings["zero_optimization"].setdefault("reduce_bucket_size", bucket)
         names = {parameter: name for name, parameter in model.named_parameters()}
         base = optimizer(model)
+        _raise_if(unfit_optimizer(base, stage))
         _import_muon()
         with _with_scalars(model), contextlib.redirect_stdout(None):  # its memory statistics, several lines a rank
             if stage == 3:
@@ -189,6 +188,11 @@ class DeepSpeedEngine:
         self._state.load(state)
         for name, value in state.get(LOSS_SCALER, {}).items():
             setattr(self._engine.optimizer.loss_scaler, name, value)
+
+
+def _raise_if(refusal: str | None) -> None:
+    if refusal is not None:
+        raise UserError(FailureReason.INVALID_CONFIGURATION, refusal)
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:

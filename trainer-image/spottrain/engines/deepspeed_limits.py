@@ -1,4 +1,4 @@
-"""Models that DeepSpeed fails on, or trains in other types.
+"""Models and optimizers that DeepSpeed fails on, or trains differently.
 
 DeepSpeed does not say what to do about them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from spottrain.engines.model_state import unfit_for_shards, wrapping_names
 
@@ -44,4 +45,19 @@ def unfit_for_zero(model: nn.Module, stage: int, precision: torch.dtype) -> str 
             f"The parameter {empty} has no elements, which ZeRO 3 can't gather. Leave it out of the model, or use "
             "another stage or the strategy fsdp."
         )
+    return None
+
+
+def unfit_optimizer(optimizer: Optimizer, stage: int) -> str | None:
+    """Why a ZeRO stage cannot use `optimizer`; None if it can.
+
+    The reason is a sentence.
+    """
+    if stage in (1, 2):
+        for index, group in enumerate(optimizer.param_groups):
+            if not any(parameter.requires_grad for parameter in group["params"]):
+                return (
+                    f"The optimizer's parameter group {index} has no parameter that is trained, and ZeRO {stage} "
+                    "can't use such a group. Make the optimizer without it."
+                )
     return None
