@@ -410,4 +410,6 @@ def test_a_loop_that_leaves_something_out_is_told_so() -> None:
     step.backward(loss)
     with pytest.raises(RuntimeError, match="after 1 of 2 micro-batches"):
         step.update()
+    with pytest.raises(RuntimeError, match=r"step.micro_batches\(\) was used twice"):
+        next(step.micro_batches())
     assert not updates

@@ -85,6 +85,7 @@ class Step:
         self._update = update
         self._current: MicroBatch | None = None
         self._num_done = 0
+        self._has_begun = False
         self.updated = False
 
     def micro_batches(self) -> Iterator[Any]:
@@ -94,8 +95,14 @@ class Step:
             What `collate` made, on the rank's device: tensors of shape `(micro, ...)`. The last may be smaller.
 
         Raises:
-            RuntimeError: `backward` was not called for the micro-batch before.
+            RuntimeError: `backward` was not called for the micro-batch before, or this is a second pass.
         """
+        if self._has_begun:
+            raise RuntimeError(
+                "step.micro_batches() was used twice for one step, and would read the samples of the next one; go "
+                "through it once, and compute all that needs a micro-batch before its step.backward(loss)"
+            )
+        self._has_begun = True
         for micro_batch in self._micro_batches:
             self._engine.begin_micro_batch(is_last=micro_batch.is_last)
             batch = next(self._batches)
