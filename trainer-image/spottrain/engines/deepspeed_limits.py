@@ -11,6 +11,9 @@ from torch.optim import Optimizer
 
 from spottrain.engines.model_state import unfit_for_shards, wrapping_names
 
+# Optimizers, by the names of their classes, whose update of an element depends on the rest of its tensor. DeepSpeed's
+# own Muon has another name, and knows ZeRO.
+_OF_WHOLE_TENSORS = {"adafactor", "fusedlamb", "lamb", "lars", "muon", "novograd", "shampoo", "soap"}
 # Types whose gradients DeepSpeed adds up at stage 0.
 _SUMMED = {torch.float16, torch.bfloat16, torch.float32}
 
@@ -53,6 +56,13 @@ def unfit_optimizer(optimizer: Optimizer, stage: int) -> str | None:
 
     The reason is a sentence.
     """
+    for kind in type(optimizer).__mro__:
+        if stage > 0 and kind.__name__.lower() in _OF_WHOLE_TENSORS:
+            return (
+                f"The optimizer {kind.__name__} computes with each tensor as a whole, and ZeRO {stage} gives it "
+                "parts that depend on the number of ranks. Use one that treats each element alone, such as AdamW, or "
+                "deepspeed.zeroStage 0, or the strategy ddp."
+            )
     if stage in (1, 2):
         for index, group in enumerate(optimizer.param_groups):
             if not any(parameter.requires_grad for parameter in group["params"]):

@@ -201,8 +201,8 @@ class PerParameter:
     def _clear_padding(self) -> None:
         """Set padding to zero.
 
-        DeepSpeed leaves what was in that memory, and an optimizer that uses a tensor as a whole, such as Adafactor,
-        would take it for weights.
+        DeepSpeed leaves what was in that memory, and an optimizer that uses a tensor as a whole would take it for
+        weights.
         """
         flats, ends = self.flats(), [0] * len(self.flats())
         for fragment in sorted(self.fragments(), key=lambda fragment: (fragment.flat, fragment.offset)):
