@@ -15,7 +15,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -88,6 +88,17 @@ async def test_what_a_command_started_may_linger(tmp_path: Path, mark: str) -> N
     assert (await process.wait()).exit_code == 0
     assert (tmp_path / "late").exists()
     assert not (tmp_path / "never").exists()
+    assert marked(mark) == []
+
+
+@pytest.mark.parametrize("end", [ShimmedProcess.terminate, ShimmedProcess.kill], ids=["terminate", "kill"])
+async def test_a_command_that_prints_without_pause_is_ended(
+    tmp_path: Path, mark: str, end: Callable[[ShimmedProcess], None]
+) -> None:
+    process = await start(tmp_path, mark, "sh", "-c", "echo ready; exec yes")
+    await wait_for_output(tmp_path, "ready")
+    end(process)
+    assert (await asyncio.wait_for(process.wait(), 30)).exit_code != 0
     assert marked(mark) == []
 
 

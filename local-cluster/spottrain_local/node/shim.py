@@ -32,6 +32,9 @@ from typing import Any, NoReturn
 
 KILL_ALL = signal.SIGUSR1
 MAX_LINE_BYTES = 16384
+READ_BYTES = 65536
+# What a pipe holds at most, if a command without privileges enlarges it.
+PIPE_BYTES = 2**20
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # A client that does not take the output in this time loses the connection. It must not hold up the container.
@@ -307,7 +310,7 @@ class Shim:
             ready, _, _ = select.select([*sources, *attached], [], [], delay if self._ending else None)
             if self._attached:
                 self._attached.serve(ready)
-            self._copy_output()
+            self._copy_output(READ_BYTES)
             self._take_signals(wakeup)
             self._reap()
             if self._ending:
@@ -317,18 +320,25 @@ class Shim:
                 if time.monotonic() >= self._kill_at:
                     kill_each(left)
                 delay = min(delay * 2, 0.5)
-        self._copy_output()
+        self._copy_output(PIPE_BYTES)
         self._log.finish()
         return self._exit_record()
 
-    def _copy_output(self) -> None:
+    def _copy_output(self, limit: int) -> None:
+        """Record the output that is there, and stop at about `limit` bytes.
+
+        A command may fill the pipe as fast as it is read.
+        """
         if self._output is None:
             return
         try:
-            while data := os.read(self._output, 65536):
+            while data := os.read(self._output, READ_BYTES):
                 self._log.write(data)
                 if self._attached:
                     self._attached.send(data)
+                limit -= len(data)
+                if limit <= 0:
+                    return
         except BlockingIOError:
             return
         except OSError as error:
