@@ -5,6 +5,7 @@ See also the contract of runtimes.
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -71,6 +72,13 @@ async def test_output_keeps_its_order(tmp_path: Path, mark: str) -> None:
 async def test_a_signal_is_on_record(tmp_path: Path, mark: str) -> None:
     ended = await (await start(tmp_path, mark, "sh", "-c", "kill -9 $$")).wait()
     assert (ended.exit_code, ended.signal) == (137, 9)
+
+
+async def test_an_exit_code_that_no_disk_takes_is_reported(tmp_path: Path, mark: str) -> None:
+    process = await start(tmp_path, mark, "sh", "-c", "until [ -e go ]; do sleep 0.02; done; exit 3")
+    (tmp_path / "0" / "exit.json.tmp").mkdir()
+    (tmp_path / "go").touch()
+    assert (await process.wait()).exit_code == 3
 
 
 async def test_the_environment_is_exactly_the_given_one(tmp_path: Path, mark: str) -> None:
@@ -183,6 +191,19 @@ def test_a_log_that_grows_is_moved_aside(tmp_path: Path) -> None:
     log.finish()
     assert (tmp_path / "log.1").stat().st_size <= 1000
     assert (tmp_path / "log").read_text().splitlines()[-1].endswith("line 29")
+
+
+def test_a_log_continues_when_the_disk_has_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    log = shim.LogFile(str(tmp_path / "log"), 1000)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "open", full)
+        for _ in range(30):
+            log.write(b"lost or not\n")
+    log.write(b"recorded\n")
+    assert (tmp_path / "log").read_text().endswith(" recorded\n")
 
 
 async def attachable(tmp_path: Path, mark: str, given: ContainerInput, *argv: str) -> ShimmedProcess:

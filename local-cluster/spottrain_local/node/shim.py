@@ -128,12 +128,17 @@ class LogFile:
     def _append(self, record: bytes) -> None:
         try:
             if self._size + len(record) > self._max_bytes:
-                os.rename(self._path, self._path + ".1")
-                os.close(self._fd)
-                self._open()
+                self._move_aside()
             self._size += os.write(self._fd, record)
         except OSError:
             return  # A full disk loses output. It must not end the container.
+
+    def _move_aside(self) -> None:
+        former = self._fd
+        if os.path.exists(self._path):  # An earlier try may have moved it, without room for a new one.
+            os.rename(self._path, self._path + ".1")
+        self._open()
+        os.close(former)
 
     def finish(self) -> None:
         """Write an unfinished last line."""
@@ -388,9 +393,12 @@ def _tell(message: dict[str, Any]) -> None:
 
 
 def _save(path: str, record: dict[str, Any]) -> None:
-    with open(path + ".tmp", "w") as file:
-        json.dump(record, file)
-    os.replace(path + ".tmp", path)
+    try:
+        with open(path + ".tmp", "w") as file:
+            json.dump(record, file)
+        os.replace(path + ".tmp", path)
+    except OSError:
+        return  # A full disk. The node process has the record.
 
 
 def main(spec_path: str, parent: int) -> None:
@@ -414,8 +422,8 @@ def main(spec_path: str, parent: int) -> None:
     record = shim.run(wakeup)
     if failure:
         record |= {"exitCode": 128, "signal": 0, "startError": failure}
-    _save(spec["exit"], record)
     _tell(record)
+    _save(spec["exit"], record)
 
 
 if __name__ == "__main__":
