@@ -131,14 +131,15 @@ class Cloud:
             self._check_interruptible(instance, kind)
         now = self._now()
         for instance in instances:
-            instance.interruption = Interruption(
+            interruption = Interruption(
                 id=str(uuid4()),
                 kind=kind,
                 action=action,
                 notice_at=now,
                 deadline=now + timedelta(seconds=notice_seconds),
             )
-            self._machines.announce(instance.node, instance.interruption)
+            self._machines.announce(instance.node, interruption)
+            instance.interruption = interruption
             self._expect_end(instance)
         self._save()
 
@@ -187,10 +188,11 @@ class Cloud:
         # In a cloud the replacement has a different name, so no pod that is bound to the old node starts on it.
         await self._machines.forget(instance.node, with_pods=True)
         self._machines.erase(instance.node)
-        instance.gone, instance.interruption = False, None
+        instance.interruption = None
         instance.instance_id = new_instance_id(self._pools[instance.node].provider)
-        self._save()
         self._machines.start(instance)
+        instance.gone = False
+        self._save()
 
     def _check_interruptible(self, instance: Instance, kind: InterruptionKind) -> None:
         if instance.interruption and instance.interruption.takes_the_machine:
@@ -250,8 +252,8 @@ class Cloud:
 
     async def _end(self, instance: Instance) -> None:
         instance.gone = True
-        self._save()
         await self._machines.kill(instance.node)
+        self._save()
         logger.info("node %s is gone", instance.node)
         self._later(instance.node, self._forget_after(instance.node, FORGET_SECONDS))
 
@@ -280,7 +282,11 @@ class Cloud:
 
     def _save(self) -> None:
         data = [item.model_dump(mode="json", by_alias=True) for item in self.instances()]
-        write_atomically(self._record, json.dumps(data, indent=1))
+        try:
+            write_atomically(self._record, json.dumps(data, indent=1))
+        except OSError as error:
+            # What happens to the machines counts. The next change writes all of it.
+            logger.error("the state of the nodes is not on record: %s", error)
 
 
 def _not_gone(instance: Instance) -> str:

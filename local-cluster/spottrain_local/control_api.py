@@ -3,7 +3,8 @@
 The socket is in the cluster's state folder.
 
 `GET /v1/status`, `POST /v1/stop`, and `POST /v1/nodes/{preempt,cancel,kill,restore}` with a `NodesRequest`.
-A request that the supervisor cannot carry out is answered with 400 and `{"error": sentence}`.
+A request that the supervisor cannot carry out is answered with 400 and `{"error": sentence}`, and with 500 if the
+machine is at fault, such as a full disk.
 """
 
 import contextlib
@@ -95,3 +96,6 @@ async def _sentences(
         return await handler(request)
     except LocalClusterError as error:
         return web.json_response({"error": str(error)}, status=400)
+    except OSError as error:
+        sentence = f"The machine could not carry this out: {error}. Correct that, and try again."
+        return web.json_response({"error": sentence}, status=500)

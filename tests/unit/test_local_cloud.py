@@ -4,6 +4,8 @@ The machines only take notes.
 """
 
 import asyncio
+import errno
+import shutil
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from spottrain_local.cloud import Cloud, Instance
-from spottrain_local.layout import LocalClusterError
+from spottrain_local.cluster import Cluster
+from spottrain_local.control_api import serve_control_api
+from spottrain_local.layout import ClusterLayout, LocalClusterError
 from spottrain_local.metadata.interruption import Interruption
 from spottrain_local.shapes import Provider
 from spottrain_local.spec import ClusterSpec, NodePool
@@ -31,9 +35,15 @@ class NotedMachines:
         self.forgotten: list[tuple[str, bool]] = []
         self.erased: list[str] = []
         self.changed = asyncio.Event()
+        self.disk_is_full = False
+
+    def _write(self) -> None:
+        if self.disk_is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     def start(self, instance: Instance) -> None:
         assert instance.node not in self.running, "started twice"
+        self._write()
         self.running[instance.node] = instance.instance_id
 
     async def kill(self, node: str) -> None:
@@ -47,6 +57,7 @@ class NotedMachines:
     def announce(self, node: str, interruption: Interruption | None) -> None:
         self.announced.pop(node, None)
         if interruption:
+            self._write()
             self.announced[node] = interruption
 
     async def forget(self, node: str, *, with_pods: bool) -> None:
@@ -152,6 +163,46 @@ async def test_the_record_outlives_the_supervisor(tmp_path: Path) -> None:
     await asyncio.wait_for(second.changed.wait(), 5)
     await again.stop()
     assert {node for node, _ in second.forgotten} >= {"on-demand-0"}
+
+
+async def test_nodes_go_though_their_state_can_not_be_written(machines: NotedMachines, tmp_path: Path) -> None:
+    record = tmp_path / "state" / "instances.json"
+    record.parent.mkdir()
+    cloud = Cloud(POOLS, machines, record)
+    cloud.start()
+    cloud.preempt(["spot-0"], 0.05)
+    shutil.rmtree(record.parent)
+    await asyncio.wait_for(machines.changed.wait(), 5)
+    await cloud.kill(["spot-1"])
+    assert set(machines.running) == {"on-demand-0"}
+    record.parent.mkdir()
+    await cloud.kill(["on-demand-0"])
+    await cloud.stop()
+    assert {instance.state for instance in Cloud(POOLS, machines, record).instances()} == {"gone"}
+
+
+async def test_a_node_that_could_not_be_started_is_restored_later(cloud: Cloud, machines: NotedMachines) -> None:
+    await cloud.kill(["spot-0"])
+    machines.disk_is_full = True
+    with pytest.raises(OSError, match="No space left"):
+        await cloud.restore(["spot-0"])
+    machines.disk_is_full = False
+    await cloud.restore(["spot-0"])
+    assert "spot-0" in machines.running
+
+
+async def test_a_full_disk_is_told_in_a_sentence(
+    cloud: Cloud, machines: NotedMachines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cluster = Cluster(layout=ClusterLayout(root=tmp_path))
+    async with serve_control_api(cluster.layout.socket, cloud, lambda: {"nodes": []}, lambda: None):
+        machines.disk_is_full = True
+        with pytest.raises(LocalClusterError, match="No space left on device"):
+            await asyncio.to_thread(cluster.preempt, ["spot-0"], notice_seconds=60)
+        machines.disk_is_full = False
+        await asyncio.to_thread(cluster.preempt, ["spot-0"], notice_seconds=60)
+    assert set(machines.announced) == {"spot-0"}
 
 
 @pytest.mark.parametrize(
