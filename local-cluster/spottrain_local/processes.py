@@ -96,20 +96,28 @@ class ChildProcess:
         delay = FIRST_RESTART_SECONDS
         while True:
             started = time.monotonic()
-            self._process = await start_process(self.spec)
-            code = await self._process.wait()
+            outcome = await self._run_once()
             if time.monotonic() - started > STEADY_SECONDS:
                 delay = FIRST_RESTART_SECONDS
             logger.warning(
-                "%s ended by itself (%s); restarting it in %.1f s; see %s",
+                "%s %s; restarting it in %.1f s; see %s",
                 self.spec.name,
-                f"signal {-code}" if code < 0 else f"exit code {code}",
+                outcome,
                 delay,
                 self.spec.log_file,
             )
             await asyncio.sleep(delay)
             delay = min(delay * 2, LONGEST_RESTART_SECONDS)
             self.restarts += 1
+
+    async def _run_once(self) -> str:
+        """Run the program to its end, and return how that came."""
+        try:
+            self._process = await start_process(self.spec)
+        except OSError as error:
+            return f"could not be started ({error})"
+        code = await self._process.wait()
+        return f"ended by itself ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
 
 
 def watch_children_by_pidfd() -> None:

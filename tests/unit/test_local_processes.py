@@ -5,6 +5,7 @@ import contextlib
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import stat
@@ -140,6 +141,23 @@ async def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:
         await child.stop()
     assert child.pid is None
     assert not Path(f"/proc/{second}").exists()
+
+
+async def test_a_process_that_can_not_be_started_is_started_later(tmp_path: Path) -> None:
+    program = tmp_path / "sleep"
+    child = ChildProcess(ProcessSpec(name="sleeper", argv=[program, "600"], log_file=tmp_path / "log"))
+    child.start()
+    try:
+        async with asyncio.timeout(10):
+            while True:
+                if child.restarts:
+                    break
+                await asyncio.sleep(0.01)
+        assert child.pid is None
+        program.symlink_to(shutil.which("sleep") or "")
+        await _pid_other_than(child, None)
+    finally:
+        await child.stop()
 
 
 async def _pid_other_than(child: ChildProcess, other: int | None) -> int:
