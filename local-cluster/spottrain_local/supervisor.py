@@ -236,8 +236,12 @@ class Supervisor:
 
     def _write_hosts(self, text: str) -> None:
         self.name_server.update(text)
-        if self.layout.hosts.read_text() != text:
-            write_atomically(self.layout.hosts, text, mode=0o644)
+        try:
+            if self.layout.hosts.read_text() != text:
+                write_atomically(self.layout.hosts, text, mode=0o644)
+        except OSError as error:
+            # A full disk must not end the cluster. The next change of a Service or a pod writes all names.
+            logger.error("names of Services stay as they are: %s", error)
 
     async def _end(self) -> None:
         """Stop the clients of the API server first, then the API server, then its store."""

@@ -1,10 +1,15 @@
 """The hosts file: which names point where."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from spottrain_local.gateway import NameServer
+from spottrain_local.layout import ClusterLayout
 from spottrain_local.names import hosts_file
+from spottrain_local.supervisor import Supervisor
 
 
 def service(name: str = "control", **spec: Any) -> dict[str, Any]:
@@ -61,3 +66,13 @@ def test_a_service_without_selector_has_no_names() -> None:
 def test_pods_of_a_headless_service_have_names_of_their_own() -> None:
     text = hosts_file([service("job")], [pod(hostname="worker-0", subdomain="job")])
     assert "127.16.1.2 worker-0.job.team worker-0.job.team.svc worker-0.job.team.svc.cluster.local\n" in text
+
+
+def test_names_that_can_not_be_written_are_written_later(tmp_path: Path) -> None:
+    layout = ClusterLayout(root=tmp_path / "state")
+    supervisor: Any = SimpleNamespace(name_server=NameServer(), layout=layout)
+    Supervisor._write_hosts(supervisor, "127.16.1.2 control.team\n")
+    layout.root.mkdir()
+    layout.hosts.touch()
+    Supervisor._write_hosts(supervisor, "127.16.1.2 control.team\n")
+    assert layout.hosts.read_text() == "127.16.1.2 control.team\n"

@@ -214,9 +214,9 @@ class PodWorker:
             await worker.stop(self._kill)
 
     async def _set_up(self) -> None:
-        os.makedirs(self.context.directory, mode=0o700, exist_ok=True)
         while not self._stop.is_set():
             try:
+                os.makedirs(self.context.directory, mode=0o700, exist_ok=True)
                 await self.context.runtime.add_pod(self.context.sandbox)
                 await self.context.volumes.refresh(self.context.pod)
                 return
