@@ -3,12 +3,14 @@
 The steps are those for any cluster.
 """
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ LOOPBACK = "127.0.0.1"
 RELEASE = "spottrain"
 NAMESPACE = "spottrain-system"
 INSTALL_SECONDS = 90
+# States of a release in which Helm refuses another operation. A Helm that was killed leaves them for good.
+UNFINISHED = ("pending-install", "pending-upgrade", "pending-rollback")
 OPERATOR_PORTS = {
     "port": CONTROL_PORT,
     "plainPort": PLAIN_PORT,
@@ -93,7 +97,8 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
     if binaries is None:
         raise LocalClusterError("Helm is not built yet. Run `python -m spottrain_local.binaries`.")
     check_operator_image(cluster.spec())
-    with tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder:
+    with _alone(cluster), tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder:
+        _forget_unfinished(cluster)
         values = Path(folder) / "values.yaml"
         values.write_text(yaml.safe_dump(local_values(cluster.spec(), cluster.unused_ip())))
         extra = Path(folder) / "extra.yaml"
@@ -115,6 +120,24 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
             {f"HELM_{kind}_HOME": f"{folder}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA")}
             | {"KUBECACHEDIR": f"{folder}/discovery"},
         )
+
+
+@contextlib.contextmanager
+def _alone(cluster: Cluster) -> Iterator[None]:
+    """Wait until no other `up` installs into this cluster."""
+    with (cluster.layout.root / "install.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _forget_unfinished(cluster: Cluster) -> None:
+    """Delete the record of an operation whose Helm was killed.
+
+    What it installed stays, and the next one takes it over.
+    """
+    selector = f"owner=helm,name={RELEASE},status in ({','.join(UNFINISHED)})"
+    command = ("delete", "secret", "--namespace", NAMESPACE, "--selector", selector)
+    _run([find_kubectl(), *command], cluster.kubeconfig)
 
 
 def find_helm(binaries: Binaries) -> str:

@@ -22,10 +22,12 @@ from cluster_fixtures import wait_for
 from spottrain_local.address import claim_network, free_port
 from spottrain_local.binaries import PACKAGES, Binaries, ensure_binaries, find_binaries
 from spottrain_local.cli import local
-from spottrain_local.install import find_helm
-from spottrain_local.layout import LocalClusterError, checkout_root, clusters_root
+from spottrain_local.cluster import Cluster
+from spottrain_local.install import find_helm, install_operator
+from spottrain_local.layout import ClusterLayout, LocalClusterError, checkout_root, clusters_root
 from spottrain_local.pki import open_authority
 from spottrain_local.processes import ChildProcess, ProcessSpec
+from spottrain_local.spec import DEFAULT_SPEC
 
 FAKE_GO = """#!/bin/sh
 # Stands in for the Go tool: answers as it does, and "compiles" by touching files.
@@ -115,6 +117,27 @@ def test_helm_is_taken_from_the_path_where_the_foreign_binaries_lack_it(
         helm.parent.mkdir()
         helm.touch(mode=0o755)
         assert find_helm(assets) == str(helm)
+
+
+def test_an_installation_that_was_killed_does_not_keep_the_next_from_helm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of the release that helm leaves is deleted first."""
+    for name in ("kubectl", *PACKAGES):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/commands\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    layout = ClusterLayout(root=tmp_path)
+    layout.spec.write_text(DEFAULT_SPEC.model_dump_json(by_alias=True))
+    layout.address.write_text('{"network": 240}')
+    install_operator(Cluster(layout=layout))
+    delete, upgrade = (tmp_path / "commands").read_text().splitlines()
+    assert delete == (
+        "kubectl delete secret --namespace spottrain-system --selector"
+        " owner=helm,name=spottrain,status in (pending-install,pending-upgrade,pending-rollback)"
+    )
+    assert upgrade.startswith("helm upgrade --install spottrain ")
 
 
 def test_the_readme_says_what_foreign_binaries_must_have() -> None:
