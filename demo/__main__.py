@@ -34,6 +34,8 @@ NAMESPACE, JOB = "default", "gpt"
 REFRESH_SECONDS = 0.5
 LINE_SECONDS = 10.0
 TOTAL_PATIENCE_SECONDS = 900.0
+# Requests to end, also that of a terminal that closes.
+ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def watch(reader: JobReader, course: Course, console: Console) -> JobSnapshot:
@@ -113,33 +115,42 @@ def print_result(course: Course, job: JobSnapshot, audit: Audit, console: Consol
 
 
 def end_as_ctrl_c(number: int, _: object) -> None:
-    """Handle SIGTERM: the demo ends, after it has stopped its cluster.
+    """Handle SIGTERM and SIGHUP: the demo ends, after it has stopped its cluster.
 
-    Another SIGTERM doesn't disturb that.
+    Another one doesn't disturb that.
     """
-    signal.signal(number, signal.SIG_IGN)
+    for each in ENDS:
+        signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)
+
+
+def heed_requests_to_end() -> None:
+    """Let `end_as_ctrl_c` handle what `nohup` and the like have not switched off."""
+    for number in ENDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end_as_ctrl_c)
 
 
 @click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("demo-out"), show_default=True)
 def main(out: Path) -> None:
     """Train, preempt, recover, and print what it cost."""
-    signal.signal(signal.SIGTERM, end_as_ctrl_c)
+    heed_requests_to_end()
     console = Console()
     out = out.absolute()
     cluster = DemoCluster(out / "cluster", console)
-    if cluster.layout.root.exists():  # a demo that was killed, and whose nodes may still run
-        cluster.down()
-    for leftover in ("audit", "cluster"):
-        shutil.rmtree(out / leftover, ignore_errors=True)
-    out.mkdir(parents=True, exist_ok=True)
     try:
-        sys.exit(_demo(cluster, out, console))
+        if cluster.layout.root.exists():  # a demo that was killed, and whose nodes may still run
+            cluster.down()
+        for leftover in ("audit", "cluster"):
+            shutil.rmtree(out / leftover, ignore_errors=True)
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            sys.exit(_demo(cluster, out, console))
+        finally:
+            cluster.down()
     except UserError as error:
         raise click.ClickException(str(error)) from error
-    finally:
-        cluster.down()
 
 
 def _demo(cluster: DemoCluster, out: Path, console: Console) -> int:

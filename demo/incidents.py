@@ -118,20 +118,41 @@ class DemoCluster:
         Raises:
             UserError: It failed.
         """
+        self._show(*command)
+        return self._run(*command)
+
+    def _show(self, *command: str) -> None:
         self._console.print(f"[dim]$ {' '.join(command)}[/dim]")
+
+    def _run(self, *command: str) -> str:
         done = subprocess.run(command, env=self._environment, text=True, capture_output=True, check=False)
         if done.returncode:
             raise UserError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()}")
         return done.stdout
 
     def up(self) -> None:
-        self._console.print(f"[dim]$ spottrain local up --name {CLUSTER}[/dim]")
+        """Start the cluster, and show what that prints.
+
+        Raises:
+            UserError: It did not start. What it printed says why.
+        """
+        self._show("spottrain", "local", "up", "--name", CLUSTER)
         command = [str(BIN / "spottrain"), "local", "up", "--name", CLUSTER]
         # Pods find examples/ in the folder where the cluster is started.
-        subprocess.run(command, env=self._environment, cwd=checkout_root(), check=True)
+        if subprocess.run(command, env=self._environment, cwd=checkout_root(), check=False).returncode:
+            raise UserError("The demo's cluster did not start.")
 
     def down(self) -> None:
-        self.run("spottrain", "local", "down", "--name", CLUSTER, "--delete")
+        """Stop the cluster, and delete its state.
+
+        Raises:
+            UserError: It failed.
+        """
+        command = ("spottrain", "local", "down", "--name", CLUSTER, "--delete")
+        # The terminal may be closed, and Ctrl-C also ends a `tee` that reads. rich exits then.
+        with contextlib.suppress(OSError, SystemExit):
+            self._show(*command)
+        self._run(*command)
 
     def local(self, *arguments: str) -> None:
         self.run("spottrain", "local", *arguments, "--name", CLUSTER)

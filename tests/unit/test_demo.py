@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
+import subprocess
+import sys
 from collections import deque
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from zipfile import ZipFile
 
+import demo.__main__
 import pytest
-from demo.__main__ import end_as_ctrl_c, progress_line
-from demo.incidents import SETTLED_STEPS, Course, Incident
+from click.testing import CliRunner
+from demo.__main__ import ENDS, heed_requests_to_end, main, progress_line
+from demo.incidents import SETTLED_STEPS, Course, DemoCluster, Incident
 from demo.results import verdict
+from rich.console import Console
 
 from distribution import ROOT, build_wheel
 from spottrain.data.audit import Audit, AuditHeader
@@ -66,15 +74,77 @@ def test_without_a_terminal_the_job_is_a_line() -> None:
     assert progress_line(job(SETTLED_STEPS), course).endswith(": Running, no step yet; a node goes")
 
 
-def test_sigterm_ends_the_demo_once_so_that_it_stops_its_cluster() -> None:
-    before = signal.signal(signal.SIGTERM, end_as_ctrl_c)
-    try:
-        with pytest.raises(SystemExit) as ended:
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert ended.value.code == 143
-        os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """The test may set handlers of signals."""
+    before = {number: signal.getsignal(number) for number in ENDS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.usefixtures("handlers")
+def test_a_request_to_end_ends_the_demo_once_so_that_it_stops_its_cluster(number: signal.Signals) -> None:
+    heed_requests_to_end()
+    with pytest.raises(SystemExit) as ended:
+        os.kill(os.getpid(), number)
+    assert ended.value.code == 128 + number
+    for again in ENDS:
+        os.kill(os.getpid(), again)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_the_demo_outlives_its_terminal_under_nohup() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    heed_requests_to_end()
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+class ClosedTerminal(io.StringIO):
+    """What nobody reads any more."""
+
+    def __init__(self, error: int) -> None:
+        super().__init__()
+        self._error = error
+
+    def write(self, text: str) -> int:
+        raise OSError(self._error, os.strerror(self._error))
+
+
+@pytest.mark.parametrize("error", [errno.EPIPE, errno.EIO], ids=errno.errorcode.get)
+def test_the_cluster_is_stopped_though_nobody_reads(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = []
+
+    def run(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(" ".join(command))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setenv("SPOTTRAIN_LOCAL_HOME", "")
+    monkeypatch.setattr(subprocess, "run", run)
+    with (tmp_path / "stdout").open("w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        DemoCluster(tmp_path, Console(file=ClosedTerminal(error))).down()
+    assert commands == ["spottrain local down --name demo --delete"]
+
+
+def test_a_cluster_that_does_not_start_is_told_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: Sequence[str], *, check: bool, **_: object) -> subprocess.CompletedProcess[str]:
+        done = subprocess.CompletedProcess(command, int("up" in command), "", "")
+        if check:
+            done.check_returncode()
+        return done
+
+    monkeypatch.setenv("SPOTTRAIN_LOCAL_HOME", "")
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(demo.__main__, "heed_requests_to_end", lambda: None)
+    result = CliRunner().invoke(main, ["--out", str(tmp_path)])
+    assert isinstance(result.exception, SystemExit)
+    assert "Error: The demo's cluster did not start." in result.output
 
 
 def test_the_verdict_names_what_was_promised_and_did_not_happen() -> None:
