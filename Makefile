@@ -19,7 +19,9 @@ help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	# One that was interrupted has no pip, and an older Python may have made it.
+	$(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	@echo "Installing spottrain and what it needs (torch is large; a minute or two) ..."
 	# Not compiled: that takes pip 30 s more, for modules that nobody imports.
@@ -35,7 +37,7 @@ prometheus: $(STAMP) ## Fetch Prometheus and promtool for the tests into the cac
 	$(BIN)/python tests/prometheus_binaries.py
 
 demo: binaries ## Train a GPT on a local cluster, preempt its nodes, and write demo-out/report.html.
-	MPLCONFIGDIR=$(CURDIR)/$(VENV)/matplotlib $(BIN)/python -m demo --out demo-out
+	MPLCONFIGDIR="$(CURDIR)/$(VENV)/matplotlib" $(BIN)/python -m demo --out demo-out
 
 lint: $(STAMP) ## Check style, spelling, types, import contracts and Dockerfiles.
 	$(BIN)/ruff check $(CODE)
@@ -50,7 +52,7 @@ audit: binaries ## Check the chart, with each preset, and the Dockerfiles with c
 	test -x $(AUDIT)/bin/checkov || ($(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/pip install --quiet checkov==3.3.30)
 	rm -rf $(AUDIT)/chart && mkdir $(AUDIT)/chart
 	for values in charts/spottrain/values*.yaml; do \
-		$$($(BIN)/python -m spottrain_local.binaries --which helm) template spottrain charts/spottrain \
+		"$$($(BIN)/python -m spottrain_local.binaries --which helm)" template spottrain charts/spottrain \
 			--namespace spottrain-system --values $$values > $(AUDIT)/chart/$$(basename $$values) || exit; \
 	done
 	$(AUDIT)/bin/checkov --config-file .checkov.yaml --directory $(AUDIT)/chart
