@@ -18,7 +18,13 @@ from typing import Any
 
 from spottrain_local.address import port_block
 from spottrain_local.binaries import find_binaries
-from spottrain_local.layout import ClusterLayout, LocalClusterError, cluster_layout, write_atomically
+from spottrain_local.layout import (
+    ClusterLayout,
+    LocalClusterError,
+    cluster_layout,
+    unreadable_state,
+    write_atomically,
+)
 from spottrain_local.objectstore import remove_sockets
 from spottrain_local.podman import check_podman, remove_dead_clusters
 from spottrain_local.spec import DEFAULT_SPEC, ClusterSpec, Runtime
@@ -46,8 +52,15 @@ class Cluster:
         return self.layout.kubeconfig
 
     def spec(self) -> ClusterSpec:
-        """Read the nodes that the user requested."""
-        return ClusterSpec.model_validate_json(self.layout.spec.read_bytes())
+        """Read the nodes that the user requested.
+
+        Raises:
+            LocalClusterError: They cannot be read.
+        """
+        try:
+            return ClusterSpec.model_validate_json(self.layout.spec.read_bytes())
+        except ValueError as error:
+            raise unreadable_state(self.layout, error) from error
 
     def unused_ip(self) -> str:
         """Return an address of the cluster's network that no node and no pod has."""
@@ -79,7 +92,12 @@ class Cluster:
             self._check_runtime(wanted)
             if check:
                 check(wanted)
-            self._write_spec(spec)
+            try:
+                self._write_spec(spec)
+            except OSError as error:
+                raise LocalClusterError(
+                    f"The cluster's state cannot be written: {error}. SPOTTRAIN_LOCAL_HOME names the folder for it."
+                ) from error
             supervisor = self._start_supervisor()
         else:
             if spec and spec != self.spec():
@@ -110,11 +128,17 @@ class Cluster:
         pid = self._supervisor_pid()
         if pid is not None:
             self._end_supervisor(pid)
-        # A supervisor that was killed leaves them, too.
         if self.layout.address.exists():
-            remove_sockets(port_block(self._network()))
-            if self._last_spec().runtime == "podman":
-                _remove_containers()
+            try:
+                network, runtime = self._network(), self._last_spec().runtime
+            except LocalClusterError:
+                if not delete:
+                    raise
+            else:
+                # A supervisor that was killed leaves them, too.
+                remove_sockets(port_block(network))
+                if runtime == "podman":
+                    _remove_containers()
         if delete:
             shutil.rmtree(self.layout.root, ignore_errors=True)
         return pid is not None
@@ -197,7 +221,10 @@ class Cluster:
         return answer
 
     def _network(self) -> int:
-        number: int = json.loads(self.layout.address.read_text())["network"]
+        try:
+            number: int = json.loads(self.layout.address.read_text())["network"]
+        except ValueError as error:
+            raise unreadable_state(self.layout, error) from error
         return number
 
     def _supervisor_pid(self) -> int | None:

@@ -37,7 +37,7 @@ def cache_root() -> Path:
 def clusters_root() -> Path:
     """Return the folder that has a folder of state for each local cluster."""
     home = os.environ.get("SPOTTRAIN_LOCAL_HOME")
-    return Path(home).expanduser() if home else Path.home() / ".local" / "state" / "spottrain"
+    return Path(home).expanduser().absolute() if home else Path.home() / ".local" / "state" / "spottrain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +114,14 @@ class ClusterLayout:
 def cluster_layout(name: str) -> ClusterLayout:
     """Return the state folder of the cluster with this name."""
     return ClusterLayout(root=clusters_root() / name)
+
+
+def unreadable_state(layout: ClusterLayout, error: Exception) -> LocalClusterError:
+    """Return what to say about a file of the state that has other content than was written."""
+    return LocalClusterError(
+        f"The state in {layout.root} cannot be read. Delete it with `spottrain local down --delete`, and start "
+        f"again. {error}"
+    )
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o600) -> None:

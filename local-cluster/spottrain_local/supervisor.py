@@ -31,7 +31,7 @@ from spottrain_local.controlplane import (
     wait_until_served,
 )
 from spottrain_local.gateway import NameServer, serve_gateway
-from spottrain_local.layout import ClusterLayout, LocalClusterError, write_atomically
+from spottrain_local.layout import ClusterLayout, LocalClusterError, unreadable_state, write_atomically
 from spottrain_local.machines import NodeProcesses, PodSurroundings
 from spottrain_local.metrics_server import PORT_NAME as METRICS_PORT_NAME
 from spottrain_local.metrics_server import MetricsServer
@@ -285,10 +285,7 @@ async def _supervise(layout: ClusterLayout, working_dir: Path) -> None:
         spec = ClusterSpec.model_validate_json(layout.spec.read_bytes())
         supervisor = Supervisor(layout, spec, _claim(layout, spec), working_dir)
     except ValueError as error:
-        raise LocalClusterError(
-            f"The state in {layout.root} cannot be read. Delete it with `spottrain local down --delete`, and start "
-            f"again. {error}"
-        ) from error
+        raise unreadable_state(layout, error) from error
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop)

@@ -24,7 +24,13 @@ from spottrain_local.binaries import PACKAGES, Binaries, ensure_binaries, find_b
 from spottrain_local.cli import local
 from spottrain_local.cluster import Cluster
 from spottrain_local.install import find_helm, install_operator
-from spottrain_local.layout import ClusterLayout, LocalClusterError, checkout_root, clusters_root
+from spottrain_local.layout import (
+    ClusterLayout,
+    LocalClusterError,
+    checkout_root,
+    cluster_layout,
+    clusters_root,
+)
 from spottrain_local.pki import open_authority
 from spottrain_local.processes import ChildProcess, ProcessSpec
 from spottrain_local.spec import DEFAULT_SPEC
@@ -303,6 +309,39 @@ def test_down_of_what_does_not_run_is_fine(tmp_path: Path, monkeypatch: pytest.M
     result = CliRunner().invoke(local, ["down"])
     assert result.exit_code == 0
     assert "was not running." in result.output
+
+
+@pytest.mark.parametrize("name", ["address.json", "cluster.json"])
+def test_state_that_can_not_be_read_is_told_and_deleted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that lost power may leave an empty file."""
+    monkeypatch.setenv("SPOTTRAIN_LOCAL_HOME", str(tmp_path))
+    root = cluster_layout("default").root
+    root.mkdir()
+    (root / "address.json").write_text('{"network": 240}')
+    (root / "cluster.json").write_text(DEFAULT_SPEC.model_dump_json(by_alias=True))
+    (root / name).write_text("")
+    told = CliRunner().invoke(local, ["down"])
+    assert isinstance(told.exception, SystemExit)
+    assert "cannot be read. Delete it with `spottrain local down --delete`" in told.output
+    assert CliRunner().invoke(local, ["down", "--delete"]).exit_code == 0
+    assert not root.exists()
+
+
+def test_a_folder_for_the_state_that_can_not_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cluster = Cluster(layout=ClusterLayout(root=tmp_path / "file" / "default"))
+    with pytest.raises(LocalClusterError, match=r"state cannot be written: .*/file/default'.* SPOTTRAIN_LOCAL_HOME"):
+        cluster.up()
+
+
+def test_a_relative_folder_for_the_state_is_that_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPOTTRAIN_LOCAL_HOME", "state")
+    assert clusters_root() == tmp_path / "state"
 
 
 def test_the_help_of_up_says_where_the_state_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
