@@ -16,6 +16,9 @@ MAX_POINTS = 1000
 NUM_CELLS = 9
 # A point takes about 70 characters.
 MAX_HISTORY_CHARACTERS = 500_000
+# A second that counts for the wrong phase is as bad as so many without a point. A change to a phase of some seconds
+# then outlives the points of the hours around it.
+PHASE_WEIGHT = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,19 +69,24 @@ class HistoryPoint:
 
 
 def thin_out(points: Sequence[HistoryPoint], limit: int = MAX_POINTS) -> tuple[HistoryPoint, ...]:
-    """At most `limit` points.
+    """Keep at most `limit` points.
 
-    Every second point of the older half goes, except those that change the phase.
+    The first point stays, and the newer half. Of the others, those go that are missed least: where points are dense,
+    and changes to the shortest phases. However often a history is thinned out, its points spread over all its time.
     """
     kept = list(points)
     while len(kept) > limit:
-        half = len(kept) // 2
-        older = [
-            point
-            for index, point in enumerate(kept[:half])
-            if index % 2 == 0 or index == 0 or point.phase != kept[index - 1].phase
-        ]
-        if len(older) == half:
-            older = older[half // 2 :]
-        kept = older + kept[half:]
+        older = sorted(range(1, len(kept) // 2), key=lambda index: _loss_without(*kept[index - 1 : index + 2]))
+        gone: set[int] = set()
+        # A few at a time, and no neighbours: what is lost without a point depends on those beside it.
+        for index in older[: min(len(kept) - limit, 1 + len(older) // 8)]:
+            if gone.isdisjoint((index - 1, index + 1)):
+                gone.add(index)
+        kept = [point for index, point in enumerate(kept) if index not in gone]
     return tuple(kept)
+
+
+def _loss_without(before: HistoryPoint, point: HistoryPoint, after: HistoryPoint) -> float:
+    """Rate what a history loses with `point`, in seconds without a point."""
+    in_another_phase = after.at - point.at if point.phase != before.phase else 0.0
+    return after.at - before.at + PHASE_WEIGHT * in_another_phase

@@ -19,7 +19,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from spottrain_api.history import HistoryPoint
+from spottrain_api.history import MAX_POINTS, HistoryPoint
 from spottrain_api.v1alpha1 import Phase, Transition
 from spottrain_api.wording import counted
 from spottrain_cli.job_view import JobSnapshot
@@ -37,6 +37,7 @@ PHASE_COLOURS = {
 }
 ON_DEMAND_COLOUR, SPOT_COLOUR, LINE_COLOUR, REDONE_COLOUR = "#3d85c6", "#c9479b", "#22303c", "#b8bec5"
 COMMIT_COLOUR = "#2a9d5c"
+NOT_RECORDED = "not recorded"
 # In inches. Pictures are as wide as the page, and their time axes are aligned.
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 10.0, 0.8, 0.1, 0.15, 0.5
 # The largest loss that matplotlib draws. An axis beyond it overflows.
@@ -74,11 +75,13 @@ def pictures(job: JobSnapshot, speed: Throughput, ended: datetime) -> Iterator[t
         _loss(job.history, job.status.transitions),
     )
     if speed.mean:
-        whole = rate(speed.amount / (end - start))
+        since = recorded_since(job.history, start)
+        whole = rate(speed.amount / (end - since))
+        period = "over its whole time" if since == start else "over the time that is recorded"
         yield (
             "Throughput",
             f"{speed.unit.capitalize()} a second of all ranks together: {rate(speed.mean)} on average while the job "
-            f"trained (the dashed line), {whole} over its whole time.",
+            f"trained (the dashed line), {whole} {period}.",
             _speed(speed, time),
         )
     yield (
@@ -94,6 +97,8 @@ def pictures(job: JobSnapshot, speed: Throughput, ended: datetime) -> Iterator[t
     )
     times = time_by_phase(job.history, start, end)
     note = ", ".join(f"{phase} {seconds(value)}" for phase, value in times.items())
+    if len(job.history) >= MAX_POINTS:
+        note += ". The job is long: some of its shortest phases count for the phase before them."
     yield "Phases", note, _timeline(job.history, time)
 
 
@@ -243,9 +248,10 @@ def _timeline(history: Sequence[HistoryPoint], time: TimeAxis) -> str:
 def phase_spans(history: Sequence[HistoryPoint], start: float, end: float) -> list[tuple[str, float, float]]:
     """List (phase, start, end) without gaps, in Unix seconds.
 
-    The time before the first point is Pending.
+    The time before the first point is Pending, or not recorded if the history begins late.
     """
-    spans = [(Phase.PENDING.value, start, history[0].at if history else end)]
+    since = recorded_since(history, start)
+    spans = [(NOT_RECORDED, start, since), (Phase.PENDING.value, since, history[0].at if history else end)]
     for index, point in enumerate(history):
         until = history[index + 1].at if index + 1 < len(history) else max(end, point.at)
         if spans[-1][0] == point.phase:
@@ -254,6 +260,15 @@ def phase_spans(history: Sequence[HistoryPoint], start: float, end: float) -> li
             spans.append((point.phase, point.at, until))
     finished = (Phase.SUCCEEDED.value, Phase.FAILED.value)
     return [span for span in spans if span[2] > span[1] and span[0] not in finished]
+
+
+def recorded_since(history: Sequence[HistoryPoint], start: float) -> float:
+    """Return the time, in Unix seconds, since which the history knows the job: `start`, or its first point.
+
+    A history that was deleted begins again with a later generation.
+    """
+    begins_late = history and (history[0].generation > 1 or history[0].step > 0)
+    return history[0].at if begins_late else start
 
 
 def time_by_phase(history: Sequence[HistoryPoint], start: float, end: float) -> dict[str, float]:

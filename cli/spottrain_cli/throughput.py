@@ -51,6 +51,9 @@ class Throughput:
 def throughput(history: Sequence[HistoryPoint], samples_per_step: int, *, shortest: float = 0.0) -> Throughput:
     """Compute the throughput from each point of the history to the next.
 
+    The job trains from a point in phase Running to the next one. In the history of a long job, that may be a point
+    of a later generation.
+
     Args:
         history: Points of the job, oldest first.
         samples_per_step: Global batch, which counts if no point has tokens.
@@ -60,10 +63,10 @@ def throughput(history: Sequence[HistoryPoint], samples_per_step: int, *, shorte
     joined: list[Stretch] = []
     for before, after in pairwise(history):
         seconds = after.at - before.at
-        if before.phase != Phase.RUNNING.value or before.generation != after.generation or seconds <= 0:
+        if before.phase != Phase.RUNNING.value or seconds <= 0:
             continue
         made = after.tokens_per_second * seconds if has_tokens else (after.step - before.step) * samples_per_step
-        new = Stretch(generation=after.generation, begin=before.at, end=after.at, amount=max(0.0, made))
+        new = Stretch(generation=before.generation, begin=before.at, end=after.at, amount=max(0.0, made))
         last = joined[-1] if joined else None
         if last is not None and last.generation == new.generation and last.end - last.begin < shortest:
             joined[-1] = replace(last, end=new.end, amount=last.amount + new.amount)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -48,6 +51,7 @@ def test_thinning_keeps_to_the_limit_and_to_the_order(phases: list[str], limit: 
     assert len(thinned) <= limit
     assert [p.at for p in thinned] == sorted({p.at for p in thinned})
     assert set(thinned) <= set(points)
+    assert thinned[:1] == tuple(points[:1])
     assert thinned[len(thinned) - 1 :] == tuple(points[len(points) - 1 :])
 
 
@@ -55,3 +59,26 @@ def test_thinning_keeps_each_change_of_phase_while_there_is_room() -> None:
     points = [point(float(at), "Draining" if at % 50 == 0 else "Running") for at in range(400)]
     thinned = thin_out(points, 250)
     assert [p.at for p in thinned if p.phase == "Draining"] == [float(at) for at in range(0, 400, 50)]
+
+
+def seconds_by_phase(points: Sequence[HistoryPoint]) -> Counter[str]:
+    seconds: Counter[str] = Counter()
+    for before, after in pairwise(points):
+        seconds[before.phase] += round(after.at - before.at)
+    return seconds
+
+
+def test_a_history_that_is_thinned_again_and_again_tells_of_all_its_time() -> None:
+    """A generation an hour: 59 minutes in which it trains, with a point each, and a pause of two phases."""
+    points: list[HistoryPoint] = []
+    thinned: tuple[HistoryPoint, ...] = ()
+    for hour in range(100):
+        course = [*((60.0 * minute, "Running") for minute in range(60)), (3570, "Draining"), (3575, "Starting")]
+        added = [point(3600 * hour + at, phase) for at, phase in course]
+        points += added
+        thinned = thin_out((*thinned, *added), 400)
+    assert thinned[0] == points[0]
+    assert max(after.at - before.at for before, after in pairwise(thinned)) <= 2 * 3600
+    true, told = seconds_by_phase(points), seconds_by_phase(thinned)
+    assert told["Running"] == pytest.approx(true["Running"], rel=0.01)
+    assert told["Draining"] + told["Starting"] >= (true["Draining"] + true["Starting"]) / 2

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from job_snapshots import SPEC, START, at, history_point, snapshot
-from spottrain_api.history import HistoryPoint
+from spottrain_api.history import MAX_POINTS, HistoryPoint
 from spottrain_api.v1alpha1 import (
     Phase,
     TimeStatus,
@@ -96,7 +96,7 @@ def test_throughput_leaves_out_the_time_between_generations() -> None:
     points = [
         history_point(0, 10, Phase.RUNNING),
         history_point(2, 20, Phase.RUNNING),
-        history_point(4, 30, Phase.RUNNING),
+        history_point(4, 30, Phase.DRAINING),
         history_point(9, 21, Phase.RUNNING, generation=2),
         history_point(10, 22, Phase.RUNNING, generation=2),
     ]
@@ -108,6 +108,17 @@ def test_throughput_leaves_out_the_time_between_generations() -> None:
     assert throughput([], 3).mean == 0.0
     short = throughput(without_tokens(points), 3, shortest=9.0).stretches  # never over two generations
     assert [(s.generation, s.end - s.begin) for s in short] == [(1, 4.0), (2, 1.0)]
+
+
+def test_throughput_covers_generations_whose_points_between_them_are_thinned_out() -> None:
+    points = [
+        history_point(0, 10, Phase.RUNNING),
+        history_point(100, 30, Phase.RUNNING, generation=3),
+        history_point(200, 50, Phase.STARTING, generation=5),
+        history_point(210, 50, Phase.RUNNING, generation=5),
+        history_point(300, 70, Phase.RUNNING, generation=5),
+    ]
+    assert throughput(points, 8).amount == 1000.0 * (200 + 90)
 
 
 def test_throughput_is_never_less_than_nothing_nor_of_no_time() -> None:
@@ -132,6 +143,28 @@ def test_the_time_is_shared_out_without_gaps() -> None:
     assert [end for _, _, end in spans[:-1]] == [begin for _, begin, _ in spans[1:]]
     totals = time_by_phase(snapshot().history, START.timestamp(), at(20).timestamp())
     assert totals == {"Running": 8.0, "Pending": 5.0, "Starting": 5.0, "Draining": 2.0}
+
+
+def test_the_time_before_a_history_that_begins_late_is_not_recorded() -> None:
+    """It was deleted while the job ran. 1,000 tokens/s in 4 of the 10 seconds that it knows."""
+    job = replace(snapshot(), history=snapshot().history[2:])
+    assert time_by_phase(job.history, START.timestamp(), at(20).timestamp()) == {
+        "not recorded": 10.0,
+        "Running": 6.0,
+        "Draining": 2.0,
+        "Starting": 2.0,
+    }
+    later = replace(job, history=(*job.history, history_point(18, 50, Phase.RUNNING, generation=3)))
+    page = html_report(later, at(20))
+    assert "(the dashed line), 400 over the time that is recorded." in page
+    assert "not recorded 10s" in page
+
+
+@pytest.mark.parametrize(("number", "says"), [(MAX_POINTS - 1, False), (MAX_POINTS, True)])
+def test_the_report_says_if_its_history_is_thinned_out(number: int, says: bool) -> None:
+    history = tuple(history_point(float(second), second, Phase.RUNNING) for second in range(number))
+    page = html_report(replace(snapshot(), history=history), at(number))
+    assert ("some of its shortest phases count for the phase before them" in page) == says
 
 
 def test_steps_that_were_done_again_are_a_line_of_their_own() -> None:
