@@ -171,7 +171,7 @@ class JobReader:
                 _snapshot(job),
                 pods=self._pods(namespace, uid),
                 events=self._events(namespace, uid),
-                history=self._history(namespace, name) if with_history else (),
+                history=self._history(namespace, name, uid) if with_history else (),
             )
 
     def status(self, namespace: str, name: str) -> TrainingJobStatus:
@@ -234,12 +234,14 @@ class JobReader:
         ]
         return tuple(sorted(summaries, key=lambda event: event.at))
 
-    def _history(self, namespace: str, name: str) -> tuple[HistoryPoint, ...]:
+    def _history(self, namespace: str, name: str, uid: str) -> tuple[HistoryPoint, ...]:
         try:
             with _sentences(missing=f"{name} has no history yet."):
                 stored = self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, HISTORY_PLURAL, name)
         except NotThere:
             return ()
+        if all(owner["uid"] != uid for owner in stored["metadata"].get("ownerReferences", ())):
+            return ()  # Of an earlier job of this name.
         rows = csv.reader(io.StringIO(stored.get(HISTORY_FIELD, "")))
         try:
             return tuple(HistoryPoint.from_row(row) for row in rows if row)

@@ -86,7 +86,7 @@ def show(tmp_path: Path) -> Iterator[Show]:
             if path.endswith("/pods"):
                 answer = {"items": [each for each in PODS if has_labels(each, parse_qs(query))]}
             if is_history:
-                answer = {"csv": job["history"]}
+                answer = {"metadata": {"ownerReferences": [{"uid": job["history_of"]}]}, "csv": job["history"]}
             status = 404 if is_history and job["history"] is None else 200
             body = json.dumps(answer).encode()
             self.send_response(status)
@@ -112,8 +112,10 @@ def show(tmp_path: Path) -> Iterator[Show]:
         )
     )
 
-    def run(*command: str, history: str | None = None, exit_code: int = 0, **status: object) -> str:
-        job["status"], job["history"] = STATUS | status, history
+    def run(
+        *command: str, history: str | None = None, history_of: str = "1", exit_code: int = 0, **status: object
+    ) -> str:
+        job["status"], job["history"], job["history_of"] = STATUS | status, history, history_of
         runner = CliRunner(env={"COLUMNS": "200"})
         result = runner.invoke(main, [*command, "--kubeconfig", str(kubeconfig)], catch_exceptions=False)
         assert result.exit_code == exit_code, result.output
@@ -200,6 +202,15 @@ def test_a_report_is_written(show: Show, tmp_path: Path) -> None:
     show("report", "gpt", "--output", str(page), phase="Hibernating")
     assert "Unknown · namespace default" in page.read_text()
     assert "does not understand status.phase" in page.read_text()
+
+
+def test_the_history_of_an_earlier_job_of_that_name_is_left_out(show: Show, tmp_path: Path) -> None:
+    page = tmp_path / "gpt.html"
+    rows = "1767225600,1,2.0,3.0,1,1,1,0,Running\n1767225601,2,2.0,3.0,1,1,1,0,Running\n"
+    show("report", "gpt", "--output", str(page), history=rows)
+    assert "<svg" in page.read_text()
+    show("report", "gpt", "--output", str(page), history=rows, history_of="9")
+    assert "<svg" not in page.read_text()
 
 
 @pytest.mark.parametrize(
