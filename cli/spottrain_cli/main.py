@@ -199,5 +199,9 @@ def report(job: str, output: Path | None, namespace: str, kubeconfig: str | None
 
     path = output or Path(f"{job}.html")
     snapshot = JobReader(kubeconfig).read(namespace, job, with_history=True)
-    path.write_text(html_report(snapshot, now()))
+    page = html_report(snapshot, now())
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}. Name another file with --output.") from error
     click.echo(f"Wrote {path}.")

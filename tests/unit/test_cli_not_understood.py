@@ -5,6 +5,7 @@ It is older than the operator, or something is damaged. It shows what it underst
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -200,8 +201,29 @@ def test_jobs_are_listed(show: Show) -> None:
 def test_a_report_is_written(show: Show, tmp_path: Path) -> None:
     page = tmp_path / "gpt.html"
     show("report", "gpt", "--output", str(page), phase="Hibernating")
-    assert "Unknown · namespace default" in page.read_text()
-    assert "does not understand status.phase" in page.read_text()
+    assert "Unknown · namespace default" in page.read_text(encoding="utf-8")
+    assert "does not understand status.phase" in page.read_text(encoding="utf-8")
+
+
+def test_a_report_is_in_utf_8_as_it_says_whatever_the_locale(
+    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(io, "text_encoding", lambda encoding, _=2: encoding or "ascii")
+    page = tmp_path / "gpt.html"
+    show("report", "gpt", "--output", str(page))
+    assert "gpt · spottrain report".encode() in page.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("output", "problem"),
+    [("nowhere/gpt.html", "No such file or directory"), ("/dev/full", "No space left on device")],
+)
+def test_a_report_that_cannot_be_written_is_named_with_what_to_do(
+    output: str, problem: str, show: Show, tmp_path: Path
+) -> None:
+    path = tmp_path / output
+    said = " ".join(show("report", "gpt", "--output", str(path), exit_code=1).split())
+    assert f"{path} cannot be written: {problem}. Name another file with --output." in said
 
 
 def test_the_history_of_an_earlier_job_of_that_name_is_left_out(show: Show, tmp_path: Path) -> None:
