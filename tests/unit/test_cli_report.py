@@ -13,6 +13,7 @@ import pytest
 from job_snapshots import SPEC, START, at, history_point, snapshot
 from spottrain_api.history import MAX_POINTS, HistoryPoint
 from spottrain_api.v1alpha1 import (
+    CostStatus,
     Phase,
     TimeStatus,
     TrainingJobStatus,
@@ -33,6 +34,16 @@ def test_the_report_is_one_file_and_escapes_what_it_shows() -> None:
     assert "75%" in page
     assert "0.5000 EUR" in page
     assert "2.00 EUR" in page
+
+
+def test_the_cost_is_not_compared_with_on_demand_nodes_of_no_price() -> None:
+    job = snapshot()
+    assert "with on-demand nodes alone" in html_report(job, at(20))
+    cost = CostStatus(total=0.5, currency="EUR")
+    page = html_report(replace(job, status=job.status.model_copy(update={"cost": cost})), at(20))
+    assert "0.5000 EUR" in page
+    assert "with on-demand nodes alone" not in page
+    assert "saved" not in page
 
 
 def test_the_report_says_what_time_and_money_went_into() -> None:

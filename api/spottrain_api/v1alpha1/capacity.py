@@ -56,7 +56,8 @@ class OnDemandCapacity(Resource):
         Field(
             ge=0,
             description="Price of one on-demand node per hour, in capacity.currency, for status.cost. "
-            "Default: that of the first on-demand pool with a price. Without any price no cost is counted.",
+            "Default: that of the first on-demand pool with a price. Without one, on-demand nodes count as free, and "
+            "the cost is not compared with theirs. If spot nodes have no price either, no cost is counted.",
         ),
     ] = None
 
