@@ -6,7 +6,7 @@ It is made from a snapshot.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 import jinja2
 
@@ -75,7 +75,7 @@ move, change no members and are not listed.</p>
 
 def html_report(job: JobSnapshot, at: datetime) -> str:
     """Render the whole page. `at` stands for the end of a job that has not ended."""
-    ended = job.status.completion_time or at
+    ended = _end(job, at)
     elapsed = (ended - job.created_at).total_seconds()
     speed = throughput(job.history, job.spec["batch"]["global"], shortest=elapsed * SHORTEST_SHARE)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
@@ -88,6 +88,16 @@ def html_report(job: JobSnapshot, at: datetime) -> str:
         parts=list(_time_and_money(job.status)),
         rows=[_change(job, transition) for transition in job.status.transitions],
     )
+
+
+def _end(job: JobSnapshot, at: datetime) -> datetime:
+    """Return the end of the job, or of what is known of it.
+
+    It is after the job's start, also if the clock of this machine is behind the cluster's.
+    """
+    newest = [datetime.fromtimestamp(point.at, UTC) for point in job.history[-1:]]
+    ended = job.status.completion_time or max([at, *newest])
+    return max(ended, job.created_at + timedelta(seconds=1))
 
 
 def transition_row(transition: Transition) -> tuple[str, ...]:

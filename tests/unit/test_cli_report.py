@@ -93,6 +93,15 @@ def test_the_report_says_how_fast_the_job_trained() -> None:
     assert "1,000 on average while the job trained (the dashed line), 100 over its whole time" in page
 
 
+@pytest.mark.parametrize("now", [-2400, 0], ids=["behind the start", "at the start"])
+def test_a_clock_behind_the_clusters_leaves_the_report_with_the_time_that_is_known(now: float) -> None:
+    """The newest point is of 14 s after the start."""
+    page = html_report(snapshot(), at(now))
+    assert "took 14s" in page
+    assert "(the dashed line), 143 over its whole time" in page
+    assert "took 1s" in html_report(replace(snapshot(), history=()), at(now))
+
+
 def without_tokens(points: Sequence[HistoryPoint]) -> list[HistoryPoint]:
     return [replace(point, tokens_per_second=0.0) for point in points]
 
