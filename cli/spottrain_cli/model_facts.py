@@ -6,6 +6,7 @@ They are sizes with units, and a Hugging Face config.json.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,9 +48,10 @@ def size(text: str) -> int:
 
 def _measured(text: str, units: Mapping[str, float], examples: str) -> float:
     match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in units or float(match[1]) <= 0:
+    measured = float(match[1]) * units.get(match[2], 0) if match is not None else 0.0
+    if not 0 < measured < math.inf:
         raise UserError(f"{text!r} is not a size. Write it like {examples}.")
-    return float(match[1]) * units[match[2]]
+    return measured
 
 
 def read_config(path: Path) -> ModelFacts:
@@ -62,9 +64,11 @@ def read_config(path: Path) -> ModelFacts:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}. Give the config.json of the model.") from error
+    if isinstance(config, dict):
+        config = config.get("text_config") or config
     if not isinstance(config, dict):
         raise UserError(f"{path} does not hold a JSON object. Give the config.json of the model.")
-    return of_config(config.get("text_config", config), path.name)
+    return of_config(config, path.name)
 
 
 def of_config(config: Mapping[str, Any], source: str) -> ModelFacts:
@@ -99,7 +103,8 @@ def of_config(config: Mapping[str, Any], source: str) -> ModelFacts:
     gated = _GATED.search(says) or _GATED_TYPES.match(str(config.get("model_type", "")))
     attention = hidden * head * (2 * heads + 2 * keys)
     feed_forward = (3 if gated else 2) * hidden * inner * experts
-    embeddings = (1 if config.get("tie_word_embeddings", True) else 2) * vocabulary + config.get("n_positions", 0)
+    positions = number("n_positions") if config.get("n_positions") else 0
+    embeddings = (1 if config.get("tie_word_embeddings", True) else 2) * vocabulary + positions
     return ModelFacts(
         num_parameters=layers * (attention + feed_forward + 2 * hidden) + embeddings * hidden,
         hidden=hidden,

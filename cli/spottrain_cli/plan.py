@@ -97,7 +97,9 @@ def read_job(file: IO[str]) -> tuple[str, TrainingJobSpec]:
         raise UserError(f"The job in {file.name} is invalid. {mistakes(error, 'spec')}") from error
     if spec.nodes.min > spec.nodes.max:
         raise UserError("nodes.min is larger than nodes.max. Lower nodes.min or raise nodes.max.")
-    return str(jobs[0].get("metadata", {}).get("name", "the job")), spec
+    metadata = jobs[0].get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return str(name or "the job"), spec
 
 
 def _facts(parameters: str | None, config: Path | None, dimensions: dict[str, int | None]) -> ModelFacts:

@@ -5,6 +5,7 @@ The input may make no sense.
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from click.testing import CliRunner, Result
 
 from spottrain_cli.job_view import UserError
 from spottrain_cli.main import main
-from spottrain_cli.model_facts import count, of_config, size
+from spottrain_cli.model_facts import count, of_config, read_config, size
+from spottrain_cli.plan import read_job
 
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
 LLAMA2_7B = {
@@ -292,6 +294,8 @@ def test_a_strategy_that_the_job_names_is_judged(tmp_path: Path) -> None:
         ((), {}, "The size of the model is missing. Give --parameters, such as 7B, or --config"),
         (("--parameters", "many"), {}, "'many' is not a size. Write it like 7B, 350M or 124439808."),
         (("--parameters", "0"), {}, "'0' is not a size"),
+        (("--parameters", "1e400"), {}, "'1e400' is not a size"),
+        (("--parameters", "1e300T"), {}, "'1e300T' is not a size"),
         (("--parameters", "7B", "--host-memory", "80"), {}, "'80' is less than a MiB. Give the unit, as in 80GiB"),
         (("--config", "nowhere.json"), {}, "nowhere.json cannot be read as JSON"),
         (("--parameters", "7B"), {"batch": {"global": 64, "micro": 0}}, "spec.batch.micro: Input should be greater"),
@@ -306,6 +310,14 @@ def test_bad_input_is_answered_by_a_sentence(
     assert result.exit_code == 1
     assert sentence in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("metadata", [None, ["llm"], {"name": None}])
+def test_a_job_without_a_name_is_the_job(metadata: object, tmp_path: Path) -> None:
+    run(tmp_path, "--accelerator-memory", "80GiB")
+    [_, job] = yaml.safe_load_all((tmp_path / "job.yaml").read_text())
+    file = io.StringIO(yaml.safe_dump({**job, "metadata": metadata}))
+    assert read_job(file)[0] == "the job"
 
 
 @pytest.mark.parametrize(
@@ -337,8 +349,14 @@ def test_parameters_are_counted_as_published(config: dict[str, Any], parameters:
     assert facts.vocabulary == config["vocab_size"]
 
 
-def test_a_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "list.json").write_text("[1, 2]")
+def test_fields_of_a_config_that_are_null_count_as_absent(tmp_path: Path) -> None:
+    (tmp_path / "nulls.json").write_text(json.dumps({**LLAMA2_7B, "text_config": None, "n_positions": None}))
+    assert read_config(tmp_path / "nulls.json") == of_config(LLAMA2_7B, "config.json")
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", '{"text_config": [1, 2]}'])
+def test_a_config_that_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text(text)
     result = run(tmp_path, "--config", str(tmp_path / "list.json"), "--accelerator-memory", "80GiB")
     assert result.exit_code != 0
     assert "list.json does not hold a JSON object. Give the config.json of the model." in in_one_line(result.output)
@@ -349,6 +367,8 @@ def test_a_config_that_says_too_little_is_refused() -> None:
         of_config({"d_model": 512, "is_encoder_decoder": True}, "config.json")
     with pytest.raises(UserError, match=r"config.json has no num_hidden_layers. Give --parameters instead"):
         of_config({"hidden_size": 8}, "config.json")
+    with pytest.raises(UserError, match=r"config.json has no n_positions. Give --parameters instead"):
+        of_config({**GPT2, "n_positions": "1024"}, "config.json")
 
 
 @pytest.mark.parametrize(
