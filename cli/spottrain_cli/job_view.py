@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from urllib3.exceptions import HTTPError
 
@@ -20,6 +21,10 @@ from spottrain_api.wording import listed, printable
 
 # An operator that runs writes a new job's status in a second or two.
 UNSEEN_SECONDS = 10.0
+# An API server that restarts, or elects its store's leader, is back in less.
+OUTAGE_SECONDS = 60.0
+
+T = TypeVar("T")
 
 
 class UserError(Exception):
@@ -31,6 +36,10 @@ class UserError(Exception):
 
 class NotThere(UserError):
     """The requested object does not exist."""
+
+
+class Unanswered(UserError):
+    """The API server can't answer now. The next request may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +134,7 @@ def unseen_sentence(jobs: Iterable[JobSnapshot], at: datetime) -> str:
 class JobReader:
     """Reads jobs with the credentials of a kubeconfig. Default: kubectl's own rules.
 
-    Every method raises UserError if the API server does not answer, or refuses.
+    Every method raises Unanswered if the API server does not answer, and UserError if it refuses.
     """
 
     def __init__(self, kubeconfig: str | None = None) -> None:
@@ -297,15 +306,48 @@ def _sentences(missing: str | None = None) -> Iterator[None]:
     except ApiException as error:
         if missing is not None and error.status == 404:
             raise NotThere(missing) from error
+        if error.status == 429 or error.status >= 500:
+            raise Unanswered(
+                f"The API server can't answer now: {error.reason} ({error.status}). If that lasts, check the cluster."
+            ) from error
         raise UserError(
             f"The API server refused the request: {error.reason} ({error.status}). Your rights: "
             "`kubectl auth can-i get trainingjobs`."
         ) from error
     except HTTPError as error:
-        raise UserError(
+        raise Unanswered(
             f"The API server does not answer ({error}). Check that the cluster runs (`spottrain local status`) and "
             "that KUBECONFIG names it."
         ) from error
+
+
+def answers(read: Callable[[], T], *, every: float, remark: Callable[[str], None]) -> Iterator[T]:
+    """Read again and again, also over an outage of the API server.
+
+    Args:
+        read: Reads once.
+        every: Seconds between two reads.
+        remark: Prints a sentence. Each outage is one.
+
+    Raises:
+        UserError: The first read fails, or a later one is refused.
+        Unanswered: The outage lasts longer than `OUTAGE_SECONDS`.
+    """
+    yield read()
+    failing_since = None
+    while True:
+        time.sleep(every)
+        try:
+            answer = read()
+        except Unanswered as error:
+            if failing_since is None:
+                failing_since = time.monotonic()
+                remark(f"{error} Trying again for {OUTAGE_SECONDS:.0f} s.")
+            elif time.monotonic() - failing_since >= OUTAGE_SECONDS:
+                raise
+        else:
+            failing_since = None
+            yield answer
 
 
 def pod_state(pod: Any) -> str:

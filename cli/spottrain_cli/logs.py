@@ -12,7 +12,7 @@ from typing import Protocol
 
 from spottrain_api.contract import Member
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationStatus, Phase, TrainingJobStatus
-from spottrain_cli.job_view import JobReader, UserError
+from spottrain_cli.job_view import JobReader, UserError, answers
 
 POLL_SECONDS = 0.5
 # A connection that ends while the pod is still wanted is opened again after this time.
@@ -33,7 +33,8 @@ class LogSource(Protocol):
         """Read the status of the job.
 
         Raises:
-            UserError: The job doesn't exist, or the API server doesn't answer.
+            UserError: The job doesn't exist.
+            Unanswered: The API server doesn't answer.
         """
         ...
 
@@ -131,10 +132,11 @@ class Follower:
         """Follow the job to its end, and return its last phase.
 
         Raises:
-            UserError: The job doesn't exist, or no member of its generation is wanted.
+            UserError: The job doesn't exist, no member of its generation is wanted, or the API server doesn't answer.
         """
+        statuses = answers(self._source.status, every=POLL_SECONDS, remark=self._remark)
         while True:
-            status = self._source.status()
+            status = next(statuses)
             self._print(self._logs.values())
             if status.generation is None:
                 self._say(status.message or (UNSEEN if status == TrainingJobStatus() else WAITS))
@@ -142,7 +144,6 @@ class Follower:
                 self._follow(status.generation)
             if status.phase in FINISHED_PHASES:
                 return self._finish(status)
-            time.sleep(POLL_SECONDS)
 
     def _follow(self, generation: GenerationStatus) -> None:
         members = [member for member in generation.members if self._wanted(member)]

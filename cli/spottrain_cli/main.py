@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import click
 from rich.console import Console, RenderableType
@@ -19,13 +20,17 @@ from rich.text import Text
 
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase
 from spottrain_cli.checkpoints import checkpoints
-from spottrain_cli.job_view import JobReader, JobSnapshot, UserError, now, unseen_sentence
+from spottrain_cli.job_view import JobReader, JobSnapshot, UserError, answers, now, unseen_sentence
 from spottrain_cli.live_view import duration, job_view, loss_text
 from spottrain_cli.logs import Follower, JobLogs
 from spottrain_cli.plan import plan
 from spottrain_local.cli import local
 
 REFRESH_SECONDS = 0.5
+# Exit code for a failed job. An error of the command, which says nothing about the job, is 1.
+JOB_FAILED = 3
+
+T = TypeVar("T")
 
 
 class Group(click.Group):
@@ -79,7 +84,7 @@ def status(job: str | None, watch: bool, all_namespaces: bool, namespace: str, k
     elif job is None:
         console.print(jobs_table(reader.jobs(None if all_namespaces else namespace), now(), console.width))
     elif watch:
-        sys.exit(0 if watch_job(reader, namespace, job, console) is Phase.SUCCEEDED else 1)
+        sys.exit(0 if watch_job(reader, namespace, job, console) is Phase.SUCCEEDED else JOB_FAILED)
     else:
         snapshot = reader.read(namespace, job, with_history=True)
         console.print(job_view(snapshot, now(), [point.loss for point in snapshot.history]))
@@ -90,8 +95,9 @@ def watch_job(reader: JobReader, namespace: str, job: str, console: Console) -> 
     losses: deque[float] = deque(maxlen=200)
     last_step = -1
     with Live(console=console, auto_refresh=False) as live:
+        snapshots = _answers(lambda: reader.read(namespace, job), console)
         while True:
-            snapshot = reader.read(namespace, job)
+            snapshot = next(snapshots)
             progress = snapshot.status.progress
             if progress.loss is not None and progress.step != last_step:
                 losses.append(progress.loss)
@@ -99,15 +105,17 @@ def watch_job(reader: JobReader, namespace: str, job: str, console: Console) -> 
             live.update(job_view(snapshot, now(), tuple(losses)), refresh=True)
             if snapshot.status.phase in FINISHED_PHASES:
                 return snapshot.status.phase
-            time.sleep(REFRESH_SECONDS)
 
 
 def watch_jobs(reader: JobReader, namespace: str | None, console: Console) -> None:
     """Show the table of jobs until Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, screen=True) as live:
-        while True:
-            live.update(jobs_table(reader.jobs(namespace), now(), console.width), refresh=True)
-            time.sleep(REFRESH_SECONDS)
+        for jobs in _answers(lambda: reader.jobs(namespace), console):
+            live.update(jobs_table(jobs, now(), console.width), refresh=True)
+
+
+def _answers(read: Callable[[], T], console: Console) -> Iterator[T]:
+    return answers(read, every=REFRESH_SECONDS, remark=partial(console.print, style="yellow", markup=False))
 
 
 def jobs_table(jobs: Sequence[JobSnapshot], at: datetime, width: int) -> RenderableType:
@@ -181,7 +189,7 @@ def logs(job: str, node_rank: int, everyone: bool, namespace: str, kubeconfig: s
         write=click.echo,
         remark=lambda sentence: click.secho(f"spottrain: {sentence}", fg="cyan", err=True),
     )
-    sys.exit(0 if follower.run() is Phase.SUCCEEDED else 1)
+    sys.exit(0 if follower.run() is Phase.SUCCEEDED else JOB_FAILED)
 
 
 @main.command()

@@ -383,7 +383,7 @@ def test_the_logs_of_a_failed_job_stay_until_it_is_deleted(jobs: Jobs) -> None:
         f"--kubeconfig={jobs.kubectl.kubeconfig}",
     ]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert shown.returncode == 1, shown.stderr
+    assert shown.returncode == 3, shown.stderr
     assert error in shown.stdout
     assert "spottrain: Generation 1: node rank 0 on raises-1." in shown.stderr
     assert "spottrain: Failed: " in shown.stderr

@@ -1,12 +1,37 @@
-"""What `spottrain` says if there is no cluster to talk to."""
+"""What `spottrain` says if there is no cluster to talk to, or if its API server fails or refuses."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
-from spottrain_cli.job_view import JobReader, UserError
+from answering_server import Answers, answering_server
+from spottrain_cli import job_view
+from spottrain_cli.job_view import JobReader, NotThere, Unanswered, UserError
+from spottrain_cli.main import main
+
+JOB: dict[str, Any] = {
+    "metadata": {"namespace": "default", "name": "gpt", "uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
+    "spec": {"batch": {"global": 8}},
+}
+
+
+def answer(path: str, phase: str = "Running") -> tuple[int, dict[str, Any]]:
+    """What an API server says that has the job gpt in this phase, without pods."""
+    job = JOB | {"status": {"phase": phase}}
+    return 200, job if path.endswith("/gpt") else {"items": []}
+
+
+def spottrain(folder: Path, answers: Answers, *command: str) -> Result:
+    """The result of a command at an API server with these answers."""
+    runner = CliRunner(env={"COLUMNS": "300"})
+    with answering_server(folder, answers) as kubeconfig:
+        return runner.invoke(main, [*command, "--kubeconfig", str(kubeconfig)], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
@@ -24,3 +49,44 @@ def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, content: str 
         f"No cluster to talk to: kubeconfig {path}: {reason.format(path)}. Set KUBECONFIG, or start a cluster with "
         "`spottrain local up`."
     )
+
+
+@pytest.mark.parametrize("command", [("status", "gpt", "--watch"), ("logs", "gpt")], ids=["status", "logs"])
+def test_a_job_is_watched_over_an_outage_of_the_api_server(command: tuple[str, ...], tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def fails_in_between(path: str) -> tuple[int, dict[str, Any]]:
+        asked.extend(["job"] if path.endswith("/gpt") else [])
+        if len(asked) in (2, 3):
+            return 503, {"message": "the leader of etcd changes"}
+        return answer(path, "Running" if len(asked) < 5 else "Succeeded")
+
+    result = spottrain(tmp_path, fails_in_between, *command)
+    assert result.exit_code == 0
+    assert result.output.count("can't answer now: Service Unavailable (503)") == 1
+    assert result.output.count("Trying again for 60 s.") == 1
+
+
+@pytest.mark.parametrize("command", [("status", "gpt", "--watch"), ("logs", "gpt")], ids=["status", "logs"])
+def test_the_exit_code_tells_a_failed_job_from_a_failed_command(command: tuple[str, ...], tmp_path: Path) -> None:
+    assert spottrain(tmp_path, lambda path: answer(path, "Failed"), *command).exit_code == 3
+    refused = spottrain(tmp_path, lambda _: (503, {}), *command)
+    assert (refused.exit_code, refused.output.count("Trying again")) == (1, 0), refused.output
+
+
+def test_an_outage_that_lasts_and_a_refusal_end_the_watching(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_view, "OUTAGE_SECONDS", 0.0)
+    for error, remarks in ((Unanswered("It is gone."), ["It is gone. Trying again for 0 s."]), (NotThere("No."), [])):
+        said: list[str] = []
+        given: Iterator[str | UserError] = itertools.chain(["here"], itertools.repeat(error))
+
+        def read(given: Iterator[str | UserError] = given) -> str:
+            if isinstance(found := next(given), UserError):
+                raise found
+            return found
+
+        watched = job_view.answers(read, every=0.0, remark=said.append)
+        assert next(watched) == "here"
+        with pytest.raises(type(error)):
+            next(watched)
+        assert said == remarks

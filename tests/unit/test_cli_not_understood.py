@@ -5,19 +5,15 @@ It is older than the operator, or something is damaged. It shows what it underst
 
 from __future__ import annotations
 
-import io
-import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
+from answering_server import answering_server
 from spottrain_cli.main import main
 
 AT = "2026-01-01T00:00:00Z"
@@ -65,7 +61,7 @@ def has_labels(pod: dict[str, Any], query: dict[str, list[str]]) -> bool:
 
 
 @pytest.fixture
-def show(tmp_path: Path) -> Iterator[Show]:
+def show(tmp_path: Path) -> Show:
     """What a command says of the job gpt with this status.
 
     An API server on loopback holds the job.
@@ -75,57 +71,30 @@ def show(tmp_path: Path) -> Iterator[Show]:
         "spec": {"batch": {"global": 8}},
     }
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path, _, query = self.path.partition("?")
-            is_history = path.endswith("/trainingjobhistories/gpt")
-            answer = job if path.endswith("/gpt") else {"items": []}
-            if path.endswith("/trainingjobs"):
-                answer = {"items": [job]}
-            if path.endswith("/events"):
-                answer = {"items": EVENTS}
-            if path.endswith("/pods"):
-                answer = {"items": [each for each in PODS if has_labels(each, parse_qs(query))]}
-            if is_history:
-                answer = {"metadata": {"ownerReferences": [{"uid": job["history_of"]}]}, "csv": job["history"]}
-            status = 404 if is_history and job["history"] is None else 200
-            body = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(
-        yaml.safe_dump(
-            {
-                "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
-                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
-                "users": [{"name": "c", "user": {}}],
-                "current-context": "c",
-            }
-        )
-    )
+    def answers(url: str) -> tuple[int, dict[str, Any]]:
+        path, _, query = url.partition("?")
+        if path.endswith("/trainingjobhistories/gpt"):
+            owned = {"metadata": {"ownerReferences": [{"uid": job["history_of"]}]}, "csv": job["history"]}
+            return 404 if job["history"] is None else 200, owned
+        if path.endswith("/trainingjobs"):
+            return 200, {"items": [job]}
+        if path.endswith("/events"):
+            return 200, {"items": EVENTS}
+        if path.endswith("/pods"):
+            return 200, {"items": [each for each in PODS if has_labels(each, parse_qs(query))]}
+        return 200, job
 
     def run(
         *command: str, history: str | None = None, history_of: str = "1", exit_code: int = 0, **status: object
     ) -> str:
         job["status"], job["history"], job["history_of"] = STATUS | status, history, history_of
         runner = CliRunner(env={"COLUMNS": "200"})
-        result = runner.invoke(main, [*command, "--kubeconfig", str(kubeconfig)], catch_exceptions=False)
+        with answering_server(tmp_path, answers) as kubeconfig:
+            result = runner.invoke(main, [*command, "--kubeconfig", str(kubeconfig)], catch_exceptions=False)
         assert result.exit_code == exit_code, result.output
         return result.output
 
-    yield run
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    return run
 
 
 def test_fields_that_are_unknown_disturb_nothing(show: Show) -> None:
