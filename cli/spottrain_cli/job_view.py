@@ -142,7 +142,7 @@ class JobReader:
         from kubernetes import client, config
 
         try:
-            api_client = config.new_client_from_config(config_file=kubeconfig)
+            self._client: Any = config.new_client_from_config(config_file=kubeconfig)
         except config.ConfigException as error:
             path = kubeconfig or config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION
             said = str(error).removeprefix("Invalid kube-config file. ").removesuffix(".")
@@ -151,8 +151,8 @@ class JobReader:
                 "`spottrain local up`."
             ) from error
         # Typed, they give `object` for what is JSON, and every field of a pod may be None.
-        self._objects: Any = client.CustomObjectsApi(api_client)
-        self._core: Any = client.CoreV1Api(api_client)
+        self._objects: Any = client.CustomObjectsApi(self._client)
+        self._core: Any = client.CoreV1Api(self._client)
 
     def jobs(self, namespace: str | None) -> list[JobSnapshot]:
         """Read all jobs of a namespace, or of all namespaces if it is None.
@@ -208,15 +208,34 @@ class JobReader:
         """
         from kubernetes.watch.watch import iter_resp_lines
 
-        options = {"container": TRAINER_CONTAINER, "follow": True, "timestamps": True, "_preload_content": False}
+        gone = f"Pod {pod} is gone, and its log with it."
+        with _sentences(missing=gone), contextlib.closing(self._log(namespace, pod, since)) as response:
+            for line in iter_resp_lines(response):
+                at, _, text = line.partition(" ")
+                yield datetime.fromisoformat(at), text
+
+    def _log(self, namespace: str, pod: str, since: datetime | None) -> Any:
+        """Open the log of a trainer pod.
+
+        The client's own method has only `sinceSeconds`, which depends on this machine's clock.
+        """
+        from kubernetes.client.exceptions import ApiException
+
+        query = {"container": TRAINER_CONTAINER, "follow": "true", "timestamps": "true"}
         if since is not None:
-            options["since_seconds"] = max(1, int((now() - since).total_seconds()) + 1)
-        with _sentences(missing=f"Pod {pod} is gone, and its log with it."):
-            response = self._core.read_namespaced_pod_log(pod, namespace, **options)
-            with contextlib.closing(response):
-                for line in iter_resp_lines(response):
-                    at, _, text = line.partition(" ")
-                    yield datetime.fromisoformat(at), text
+            query["sinceTime"] = since.isoformat(timespec="seconds")
+        request = self._client.param_serialize(
+            "GET",
+            "/api/v1/namespaces/{namespace}/pods/{pod}/log",
+            path_params={"namespace": namespace, "pod": pod},
+            query_params=[*query.items()],
+            auth_settings=["BearerToken"],
+        )
+        answer = self._client.call_api(*request)
+        if answer.status != 200:
+            answer.read()
+            raise ApiException(http_resp=answer)
+        return answer.response
 
     def _pods(self, namespace: str, uid: str) -> tuple[PodSummary, ...]:
         pods = self._core.list_namespaced_pod(namespace, label_selector=f"{LABEL_JOB_UID}={uid}").items

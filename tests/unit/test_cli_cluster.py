@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from click.testing import CliRunner, Result
@@ -90,3 +91,18 @@ def test_an_outage_that_lasts_and_a_refusal_end_the_watching(monkeypatch: pytest
         with pytest.raises(type(error)):
             next(watched)
         assert said == remarks
+
+
+def test_a_log_is_read_on_from_a_time_of_the_clusters_clock(tmp_path: Path) -> None:
+    asked: list[dict[str, list[str]]] = []
+
+    def log(url: str) -> tuple[int, str]:
+        asked.append(parse_qs(urlsplit(url).query))
+        return 200, "2026-01-01T01:00:07.123456789+01:00 step 7\n"
+
+    with answering_server(tmp_path, log) as kubeconfig:
+        [(at, line)] = JobReader(str(kubeconfig)).log_lines("default", "gpt-1", None)
+        [*JobReader(str(kubeconfig)).log_lines("default", "gpt-1", at)]
+    assert line == "step 7"
+    wanted = {"container": ["trainer"], "follow": ["true"], "timestamps": ["true"]}
+    assert asked == [wanted, wanted | {"sinceTime": ["2026-01-01T01:00:07+01:00"]}]
