@@ -206,13 +206,16 @@ class JobReader:
         Raises:
             UserError: There is no such pod, or it has no log yet.
         """
-        from kubernetes.watch.watch import iter_resp_lines
-
         gone = f"Pod {pod} is gone, and its log with it."
         with _sentences(missing=gone), contextlib.closing(self._log(namespace, pod, since)) as response:
-            for line in iter_resp_lines(response):
-                at, _, text = line.partition(" ")
-                yield datetime.fromisoformat(at), text
+            # The lines of the client's own function lack a last one without a line break.
+            for line in response:
+                at, _, text = line.decode(errors="replace").removesuffix("\n").partition(" ")
+                try:
+                    time_of_line = datetime.fromisoformat(at)
+                except ValueError as error:  # a line that broke off, or a sentence of the kubelet
+                    raise UserError(f"The log of {pod} can't be read now: {printable(f'{at} {text}')}") from error
+                yield time_of_line, text
 
     def _log(self, namespace: str, pod: str, since: datetime | None) -> Any:
         """Open the log of a trainer pod.

@@ -19,11 +19,12 @@ POLL_SECONDS = 0.5
 RECONNECT_SECONDS = 1.0
 # Once the job has ended, a pod that says nothing for so long is followed no further.
 LAST_LINES_SECONDS = 5.0
-# How far the clocks of a node and of the operator may differ, where a pod was not followed from its start.
+# How far the clocks of a node and of the operator may differ, where a pod is followed for a part of its life.
 CLOCKS_DIFFER = timedelta(seconds=5)
 UNSEEN = "No operator has looked at the job yet. If that lasts, `spottrain status` says what to check."
 WAITS = "The job waits for its first generation."
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
+_END = datetime.max.replace(tzinfo=UTC)
 
 
 class LogSource(Protocol):
@@ -61,6 +62,7 @@ class PodLog:
     since: datetime
     received: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
     trouble: str = ""
+    _until: datetime = _END
     _wanted: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -69,8 +71,9 @@ class PodLog:
         self._thread = threading.Thread(target=self._read, name=f"log of {self.pod}", daemon=True)
         self._thread.start()
 
-    def leave(self) -> None:
-        """Open no new connection."""
+    def leave(self, until: datetime = _END) -> None:
+        """Open no new connection, and end with the lines of `until`."""
+        self._until = until
         self._wanted.clear()
 
     def has_ended(self, *, within: float) -> bool:
@@ -84,6 +87,8 @@ class PodLog:
             try:
                 known = self.since
                 for at, line in self.source.lines(self.pod, known):
+                    if at > self._until:
+                        return
                     if at > known:
                         self.since = max(at, self.since)
                         self.received.put(line)
@@ -125,6 +130,8 @@ class Follower:
         self._write = write
         self._remark = remark
         self._logs: dict[str, PodLog] = {}
+        # Logs of pods that are no longer wanted, to print what they said while they were.
+        self._leaving: list[PodLog] = []
         self._generation: int | None = None
         self._said = ""
 
@@ -137,7 +144,9 @@ class Follower:
         statuses = answers(self._source.status, every=POLL_SECONDS, remark=self._remark)
         while True:
             status = next(statuses)
-            self._print(self._logs.values())
+            unended = [log for log in self._leaving if not log.has_ended(within=0)]
+            self._print([*self._leaving, *self._logs.values()])
+            self._leaving = unended
             if status.generation is None:
                 self._say(status.message or (UNSEEN if status == TrainingJobStatus() else WAITS))
             elif status.generation.number != self._generation:
@@ -152,7 +161,8 @@ class Follower:
             raise UserError(f"Generation {generation.number} has no such member: its node ranks are 0 to {highest}.")
         pods = {member.pod: member.node_rank for member in members}
         for pod in self._logs.keys() - pods.keys():
-            self._logs.pop(pod).leave()
+            self._leaving.append(self._logs.pop(pod))
+            self._leaving[-1].leave(until=generation.started_at + CLOCKS_DIFFER)
         for pod in pods.keys() - self._logs.keys():
             # The first pods are shown from their start, later ones from the generation that they joined.
             since = _BEGINNING if self._generation is None else generation.started_at - CLOCKS_DIFFER
@@ -165,6 +175,8 @@ class Follower:
     def _finish(self, status: TrainingJobStatus) -> Phase:
         for log in self._logs.values():
             log.leave()
+        for log in self._leaving:
+            self._print_to_its_end(log)
         for log in self._logs.values():
             self._print_to_its_end(log)
             if log.trouble:

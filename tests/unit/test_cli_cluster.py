@@ -106,3 +106,19 @@ def test_a_log_is_read_on_from_a_time_of_the_clusters_clock(tmp_path: Path) -> N
     assert line == "step 7"
     wanted = {"container": ["trainer"], "follow": ["true"], "timestamps": ["true"]}
     assert asked == [wanted, wanted | {"sinceTime": ["2026-01-01T01:00:07+01:00"]}]
+
+
+def test_the_last_line_of_a_log_needs_no_line_break(tmp_path: Path) -> None:
+    said = "2026-01-01T00:00:01Z step 1\n2026-01-01T00:00:02Z out of memory"
+    with answering_server(tmp_path, lambda _: (200, said)) as kubeconfig:
+        lines = [line for _, line in JobReader(str(kubeconfig)).log_lines("default", "gpt-1", None)]
+    assert lines == ["step 1", "out of memory"]
+
+
+def test_what_the_kubelet_says_in_place_of_a_log_is_an_error(tmp_path: Path) -> None:
+    said = "unable to retrieve container logs for containerd://1"
+    with (
+        answering_server(tmp_path, lambda _: (200, said)) as kubeconfig,
+        pytest.raises(UserError, match=f"The log of gpt-1 can't be read now: {said}"),
+    ):
+        next(JobReader(str(kubeconfig)).log_lines("default", "gpt-1", None))

@@ -154,6 +154,33 @@ def test_the_log_of_a_job_that_has_ended_is_shown_to_its_end() -> None:
     assert logs.printed == ["one", "two", "three"]
 
 
+class LateLogs(ScriptedLogs):
+    """From its second line on, the log of pod a arrives after node rank 0 has moved to pod b."""
+
+    def lines(self, pod: str, since: datetime) -> Iterator[tuple[datetime, str]]:
+        for number, line in enumerate(super().lines(pod, since)):
+            while pod == "a" and number and "Generation 2: node rank 0 on b." not in self.remarks:
+                time.sleep(0.01)
+            yield line
+
+
+def test_what_a_pod_said_as_rank_0_is_shown_after_rank_0_has_moved() -> None:
+    moved = generation(2, "b", "a", at=10)
+    logs = LateLogs(
+        statuses=[
+            (status(Phase.RUNNING, generation(1, "a", "b")), "a, step 1"),
+            (status(Phase.RUNNING, moved), "b, step 3"),
+            (status(Phase.SUCCEEDED, moved), ""),
+        ],
+        connections={
+            "a": [[(1, "a, step 1"), (2, "a, step 2"), (9, "a raised"), (20, "a, as rank 1")]],
+            "b": [[(11, "b, step 3")]],
+        },
+    )
+    assert logs.follow(0) is Phase.SUCCEEDED
+    assert sorted(logs.printed) == ["a raised", "a, step 1", "a, step 2", "b, step 3"]
+
+
 def test_a_log_that_is_gone_is_said() -> None:
     ended = status(Phase.FAILED, generation(1, "a"), "its node is gone")
     logs = ScriptedLogs(statuses=[(ended, "")], connections={"a": [UserError("Pod a is gone.")]})
