@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -140,12 +141,17 @@ class JobReader:
     def __init__(self, kubeconfig: str | None = None) -> None:
         # The import takes half a second, and only the commands that read a job need it.
         from kubernetes import client, config
+        from yaml import YAMLError
 
+        path = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
         try:
-            self._client: Any = config.new_client_from_config(config_file=kubeconfig)
-        except config.ConfigException as error:
-            path = kubeconfig or config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION
-            said = str(error).removeprefix("Invalid kube-config file. ").removesuffix(".")
+            self._client: Any = config.new_client_from_config(config_file=path)
+        except (config.ConfigException, YAMLError, OSError, ValueError, AttributeError, TypeError) as error:
+            # The client walks through what it has parsed: of a text or a list, it misses methods.
+            said = getattr(error, "strerror", None) or " ".join(str(error).split())
+            if isinstance(error, AttributeError | TypeError):
+                said = "It holds no kubeconfig"
+            said = said.removeprefix("Invalid kube-config file. ").removesuffix(".")
             raise UserError(
                 f"No cluster to talk to: kubeconfig {path}: {said}. Set KUBECONFIG, or start a cluster with "
                 "`spottrain local up`."

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from click.testing import CliRunner, Result
+from kubernetes.config import kube_config
 
 from answering_server import Answers, answering_server
 from spottrain_cli import job_view
@@ -20,6 +21,14 @@ JOB: dict[str, Any] = {
     "metadata": {"namespace": "default", "name": "gpt", "uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
     "spec": {"batch": {"global": 8}},
 }
+
+# With the data of a certificate.
+KUBECONFIG = b"""
+clusters: [{name: c, cluster: {server: "https://127.0.0.1", certificate-authority-data: "%b"}}]
+contexts: [{name: c, context: {cluster: c, user: c}}]
+users: [{name: c, user: {}}]
+current-context: c
+"""
 
 
 def answer(path: str, phase: str = "Running") -> tuple[int, dict[str, Any]]:
@@ -37,19 +46,39 @@ def spottrain(folder: Path, answers: Answers, *command: str) -> Result:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "No configuration found"), ("a: b", "Expected key current-context in {}")],
-    ids=["missing", "of no kind"],
+    [
+        (None, "No configuration found"),
+        (b"a: b", "Expected key current-context in {}"),
+        (b"text", "It holds no kubeconfig"),
+        (b"[a, b]", "It holds no kubeconfig"),
+        (b"a: [b", "while parsing a flow sequence"),
+        (b"a: \xff", "invalid start byte"),
+        (KUBECONFIG % b"not base64", "base64"),
+        ("folder", "Is a directory"),
+    ],
+    ids=["missing", "of no kind", "text", "list", "no YAML", "not UTF-8", "no base64", "folder"],
 )
-def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, content: str | None, reason: str) -> None:
+def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | str | None, reason: str) -> None:
     path = tmp_path / "config"
-    if content is not None:
-        path.write_text(content)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        path.mkdir()
     with pytest.raises(UserError) as refused:
         JobReader(str(path))
-    assert str(refused.value) == (
-        f"No cluster to talk to: kubeconfig {path}: {reason.format(path)}. Set KUBECONFIG, or start a cluster with "
-        "`spottrain local up`."
-    )
+    said = str(refused.value)
+    assert said.startswith(f"No cluster to talk to: kubeconfig {path}: "), said
+    assert reason.format(path) in said
+    assert said.endswith(". Set KUBECONFIG, or start a cluster with `spottrain local up`.")
+    assert "\n" not in said
+
+
+def test_an_empty_kubeconfig_variable_counts_as_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", "")
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", "")  # as an import with that variable sets it
+    with pytest.raises(UserError, match=r"kubeconfig ~/\.kube/config: No configuration found"):
+        JobReader()
 
 
 @pytest.mark.parametrize("command", [("status", "gpt", "--watch"), ("logs", "gpt")], ids=["status", "logs"])
