@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +51,10 @@ def main() -> None:
 
     kubectl shows the same objects: `kubectl get tj`.
     """
+    # A terminal that is not UTF-8 shows a question mark for what it can't show.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 main.add_command(local)

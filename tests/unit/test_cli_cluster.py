@@ -37,9 +37,9 @@ def answer(path: str, phase: str = "Running") -> tuple[int, dict[str, Any]]:
     return 200, job if path.endswith("/gpt") else {"items": []}
 
 
-def spottrain(folder: Path, answers: Answers, *command: str) -> Result:
+def spottrain(folder: Path, answers: Answers, *command: str, charset: str = "utf-8") -> Result:
     """The result of a command at an API server with these answers."""
-    runner = CliRunner(env={"COLUMNS": "300"})
+    runner = CliRunner(env={"COLUMNS": "300"}, charset=charset)
     with answering_server(folder, answers) as kubeconfig:
         return runner.invoke(main, [*command, "--kubeconfig", str(kubeconfig)], catch_exceptions=False)
 
@@ -95,6 +95,16 @@ def test_a_job_is_watched_over_an_outage_of_the_api_server(command: tuple[str, .
     assert result.exit_code == 0
     assert result.output.count("can't answer now: Service Unavailable (503)") == 1
     assert result.output.count("Trying again for 60 s.") == 1
+
+
+@pytest.mark.parametrize("command", [("status", "gpt"), ("logs", "gpt")], ids=["status", "logs"])
+def test_a_terminal_that_is_not_utf_8_shows_what_it_can(command: tuple[str, ...], tmp_path: Path) -> None:
+    done = JOB | {"status": {"phase": "Succeeded", "message": "gelöst ✓"}}
+    result = spottrain(
+        tmp_path, lambda path: (200, done) if path.endswith("/gpt") else answer(path), *command, charset="latin-1"
+    )
+    assert result.exit_code == 0
+    assert "gelöst ?" in result.output
 
 
 @pytest.mark.parametrize("command", [("status", "gpt", "--watch"), ("logs", "gpt")], ids=["status", "logs"])
