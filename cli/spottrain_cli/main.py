@@ -61,8 +61,16 @@ main.add_command(local)
 main.add_command(checkpoints)
 main.add_command(plan)
 
+
+def _not_empty(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
+    """Refuse the name that an unset variable gives."""
+    if name == "":
+        raise click.BadParameter("It is empty. Is a variable not set?")
+    return name
+
+
 namespace_option = click.option(
-    "-n", "--namespace", default="default", show_default=True, help="The job's namespace."
+    "-n", "--namespace", callback=_not_empty, default="default", show_default=True, help="The job's namespace."
 )
 kubeconfig_option = click.option(
     "--kubeconfig", help="Path of the kubeconfig. Default: kubectl's own rules (KUBECONFIG, ~/.kube/config)."
@@ -70,7 +78,7 @@ kubeconfig_option = click.option(
 
 
 @main.command()
-@click.argument("job", required=False)
+@click.argument("job", callback=_not_empty, required=False)
 @click.option("-w", "--watch", is_flag=True, help="Show the job until it has ended, or all jobs until Ctrl-C.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="List the jobs of all namespaces.")
 @namespace_option
@@ -176,7 +184,7 @@ _LEAST_IMPORTANT_FIRST = ("Redone", "Preempted", "Goodput", "Tokens/s", "World",
 
 
 @main.command()
-@click.argument("job")
+@click.argument("job", callback=_not_empty)
 @click.option("--node-rank", default=0, show_default=True, help="Follow the pod with this node rank.")
 @click.option("--all", "everyone", is_flag=True, help="Follow all pods. Each line starts with its pod's name.")
 @namespace_option
@@ -198,7 +206,7 @@ def logs(job: str, node_rank: int, everyone: bool, namespace: str, kubeconfig: s
 
 
 @main.command()
-@click.argument("job")
+@click.argument("job", callback=_not_empty)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: JOB.html.")
 @namespace_option
 @kubeconfig_option

@@ -97,6 +97,18 @@ def test_a_job_is_watched_over_an_outage_of_the_api_server(command: tuple[str, .
     assert result.output.count("Trying again for 60 s.") == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "empty"),
+    [(("status", ""), "[JOB]"), (("logs", ""), "JOB"), (("report", ""), "JOB"), (("status", "-n", ""), "-n")],
+    ids=["status", "logs", "report", "namespace"],
+)
+def test_an_empty_name_is_refused(command: tuple[str, ...], empty: str, tmp_path: Path) -> None:
+    result = spottrain(tmp_path, answer, *command)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{empty}" in result.output
+    assert "It is empty. Is a variable not set?" in result.output
+
+
 @pytest.mark.parametrize("command", [("status", "gpt"), ("logs", "gpt")], ids=["status", "logs"])
 def test_a_terminal_that_is_not_utf_8_shows_what_it_can(command: tuple[str, ...], tmp_path: Path) -> None:
     done = JOB | {"status": {"phase": "Succeeded", "message": "gelöst ✓"}}
