@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -23,20 +24,38 @@ def read_known(model: type[_M], content: dict[str, Any]) -> tuple[_M, tuple[Path
         ValidationError: A required field of `model` itself can't be read. It names all that is wrong.
     """
     left_out: list[Path] = []
+    known: set[Path] = set()
     given: ValidationError | None = None
     while True:
         try:
             return model.model_validate(content), tuple(sorted(left_out, key=str))
         except ValidationError as error:
             given = given or error
-            # The last one first, so that earlier items of the same list keep their numbers.
-            last = error.errors(include_url=False)[-1]
-            path = last["loc"][:-1] if last["type"] == "missing" else last["loc"]
             content = copy.deepcopy(content)
-            if not path or not _remove(content, path):
-                raise given from None
-            if not any(known[: len(path)] == path for known in left_out):
-                left_out.append(last["loc"])
+            removed: set[Path] = set()
+            for path, named in _wrong(error):
+                if any(path[:length] in removed for length in range(len(path))):
+                    continue
+                if not _remove(content, path):
+                    raise given from None
+                removed.add(path)
+                if path not in known:
+                    left_out.append(named)
+                    known.update(named[:length] for length in range(len(named) + 1))
+
+
+def _wrong(error: ValidationError) -> Iterator[tuple[Path, Path]]:
+    """Paths to remove in one pass, each with the path that is named for it.
+
+    Items of lists wait for a pass in which nothing else is wrong, and the last one comes first. So all items keep
+    their numbers until they have been named.
+    """
+    wrong: dict[Path, Path] = {}
+    for each in error.errors(include_url=False):
+        wrong[each["loc"][:-1] if each["type"] == "missing" else each["loc"]] = each["loc"]
+    others = [path for path in wrong if not path or isinstance(path[-1], str)]
+    for path in reversed(others or list(wrong)):
+        yield path, wrong[path]
 
 
 def _remove(content: Any, path: Path) -> bool:

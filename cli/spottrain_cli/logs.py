@@ -155,6 +155,11 @@ class Follower:
                 return self._finish(status)
 
     def _follow(self, generation: GenerationStatus) -> None:
+        if not generation.members:
+            raise UserError(
+                f"This version of spottrain does not understand the members of generation {generation.number}, which "
+                "a newer operator may have written: upgrade spottrain on this machine to see their logs."
+            )
         members = [member for member in generation.members if self._wanted(member)]
         if not members and self._generation is None:
             highest = max(member.node_rank for member in generation.members)

@@ -162,6 +162,11 @@ def test_no_text_of_a_job_commands_the_terminal(show: Show) -> None:
     assert show("status", "gpt", **newer).count("]0;mine") >= 11
 
 
+def test_a_generation_of_members_of_a_newer_kind_has_no_logs_to_show(show: Show) -> None:
+    newer = {"generation": GENERATION | {"members": [MEMBER | {"capacityType": "reserved"}]}}
+    assert "does not understand the members of generation 3" in show("logs", "gpt", exit_code=1, **newer)
+
+
 def test_jobs_are_listed(show: Show) -> None:
     line = show("status", phase="Hibernating").splitlines()[1].split()
     assert line[:3] == ["gpt", "Unknown", "30/100"]
