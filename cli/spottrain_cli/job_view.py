@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,11 @@ UNSEEN_SECONDS = 10.0
 # An API server that restarts, or elects its store's leader, is back in less.
 OUTAGE_SECONDS = 60.0
 
+NO_CRDS = (
+    "The cluster does not know TrainingJobs: the chart is not installed (docs/tutorial/cluster.md), or KUBECONFIG "
+    "names a different cluster."
+)
+
 T = TypeVar("T")
 
 
@@ -37,6 +43,10 @@ class UserError(Exception):
 
 class NotThere(UserError):
     """The requested object does not exist."""
+
+
+class Forbidden(UserError):
+    """The user of the kubeconfig may not read the requested object."""
 
 
 class Unanswered(UserError):
@@ -72,7 +82,7 @@ class JobSnapshot:
     """A job at one moment; `history` is empty unless it was requested.
 
     `not_understood` holds the paths of the fields in the status that a newer operator wrote and this version
-    cannot read.
+    cannot read. `forbidden` says what else the user may not read: pods, events, history.
     """
 
     namespace: str
@@ -84,6 +94,7 @@ class JobSnapshot:
     events: tuple[EventSummary, ...] = ()
     history: tuple[HistoryPoint, ...] = ()
     not_understood: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
 
     def understands(self, part: str) -> bool:
         """Return whether this version could read all of a part of the status.
@@ -100,16 +111,22 @@ class JobSnapshot:
 
     @property
     def advice(self) -> str:
-        """Sentence about `not_understood`, with what to do.
+        """Sentences about `not_understood` and `forbidden`, with what to do.
 
-        Empty if everything was understood.
+        Empty if everything was read and understood.
         """
-        if not self.not_understood:
-            return ""
-        return (
-            f"This version of spottrain does not understand {listed(self.not_understood)}, which a newer operator "
-            "may have written: upgrade spottrain on this machine to see all of the job."
-        )
+        sentences = []
+        if self.not_understood:
+            sentences.append(
+                f"This version of spottrain does not understand {listed(self.not_understood)}, which a newer "
+                "operator may have written: upgrade spottrain on this machine to see all of the job."
+            )
+        if self.forbidden:
+            sentences.append(
+                f"You may not read the job's {listed(self.forbidden)}. `kubectl auth can-i --list -n "
+                f"{self.namespace}` shows your rights."
+            )
+        return " ".join(sentences)
 
 
 def unseen_sentence(jobs: Iterable[JobSnapshot], at: datetime) -> str:
@@ -165,29 +182,38 @@ class JobReader:
 
         Their pods and events are left out. The jobs are in order of name.
         """
-        with _sentences():
+        with _sentences(missing=NO_CRDS):
             if namespace is None:
                 found = self._objects.list_cluster_custom_object(GROUP, VERSION, PLURAL)
             else:
                 found = self._objects.list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL)
-        return sorted((_snapshot(job) for job in found["items"]), key=lambda job: (job.namespace, job.name))
+        return sorted((_snapshot(job) for job in _object(found)["items"]), key=lambda job: (job.namespace, job.name))
 
     def read(self, namespace: str, name: str, *, with_history: bool = False) -> JobSnapshot:
-        """Read a job with its pods and events.
+        """Read a job with its pods and events. Those that the user may not read are left out, and named.
 
         Raises:
             UserError: There is no such job.
         """
-        with _sentences():
-            with _sentences(missing=_missing(namespace, name)):
-                job = self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
-            uid = job["metadata"]["uid"]
-            return replace(
-                _snapshot(job),
-                pods=self._pods(namespace, uid),
-                events=self._events(namespace, uid),
-                history=self._history(namespace, name, uid) if with_history else (),
-            )
+        job = self._job(namespace, name)
+        uid = job["metadata"]["uid"]
+        forbidden: list[str] = []
+
+        def permitted(what: str, read: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:
+            try:
+                with _sentences():
+                    return read()
+            except Forbidden:
+                forbidden.append(what)
+                return ()
+
+        return replace(
+            _snapshot(job),
+            pods=permitted("pods", lambda: self._pods(namespace, uid)),
+            events=permitted("events", lambda: self._events(namespace, uid)),
+            history=permitted("history", lambda: self._history(namespace, name, uid)) if with_history else (),
+            forbidden=tuple(forbidden),
+        )
 
     def status(self, namespace: str, name: str) -> TrainingJobStatus:
         """Read what this version understands of a job's status.
@@ -195,9 +221,7 @@ class JobReader:
         Raises:
             UserError: There is no such job.
         """
-        with _sentences(missing=_missing(namespace, name)):
-            job = self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
-        return _status(job)[0]
+        return _status(self._job(namespace, name))[0]
 
     def log_lines(self, namespace: str, pod: str, since: datetime | None) -> Iterator[tuple[datetime, str]]:
         """Follow the log of a trainer pod, as lines with their times.
@@ -222,6 +246,10 @@ class JobReader:
                 except ValueError as error:  # a line that broke off, or a sentence of the kubelet
                     raise UserError(f"The log of {pod} can't be read now: {printable(f'{at} {text}')}") from error
                 yield time_of_line, text
+
+    def _job(self, namespace: str, name: str) -> dict[str, Any]:
+        with _sentences(missing=_missing(namespace, name)):
+            return _object(self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name))
 
     def _log(self, namespace: str, pod: str, since: datetime | None) -> Any:
         """Open the log of a trainer pod.
@@ -317,6 +345,24 @@ def _printable(content: Any) -> Any:
     return printable(content) if isinstance(content, str) else content
 
 
+def _object(answer: Any) -> dict[str, Any]:
+    if not isinstance(answer, dict):
+        raise UserError(
+            "The address in the kubeconfig answers with a page in place of an object: it is no API server, or a "
+            "proxy before it wants a new login."
+        )
+    return answer
+
+
+def _said(error: Any) -> str:
+    """What the API server says of an ApiException, with the status."""
+    try:
+        message = json.loads(error.body)["message"]
+    except (ValueError, TypeError, LookupError):
+        message = error.reason
+    return f"{printable(str(message))} ({error.status})"
+
+
 def _missing(namespace: str, name: str) -> str:
     return f"There is no TrainingJob {name} in namespace {namespace}. `kubectl get tj -A` lists them."
 
@@ -325,7 +371,7 @@ def _missing(namespace: str, name: str) -> str:
 def _sentences(missing: str | None = None) -> Iterator[None]:
     """Turn errors of the API into UserErrors.
 
-    Status 404 becomes NotThere with the text `missing`.
+    Status 404 becomes NotThere with the text `missing`, and 403 becomes Forbidden.
     """
     from kubernetes.client.exceptions import ApiException
 
@@ -336,11 +382,11 @@ def _sentences(missing: str | None = None) -> Iterator[None]:
             raise NotThere(missing) from error
         if error.status == 429 or error.status >= 500:
             raise Unanswered(
-                f"The API server can't answer now: {error.reason} ({error.status}). If that lasts, check the cluster."
+                f"The API server can't answer now: {_said(error)}. If that lasts, check the cluster."
             ) from error
-        raise UserError(
-            f"The API server refused the request: {error.reason} ({error.status}). Your rights: "
-            "`kubectl auth can-i get trainingjobs`."
+        kind = Forbidden if error.status == 403 else UserError
+        raise kind(
+            f"The API server refused the request: {_said(error)}. `kubectl auth can-i --list` shows your rights."
         ) from error
     except HTTPError as error:
         raise Unanswered(

@@ -93,7 +93,7 @@ def test_a_job_is_watched_over_an_outage_of_the_api_server(command: tuple[str, .
 
     result = spottrain(tmp_path, fails_in_between, *command)
     assert result.exit_code == 0
-    assert result.output.count("can't answer now: Service Unavailable (503)") == 1
+    assert result.output.count("can't answer now: the leader of etcd changes (503)") == 1
     assert result.output.count("Trying again for 60 s.") == 1
 
 
@@ -173,3 +173,34 @@ def test_what_the_kubelet_says_in_place_of_a_log_is_an_error(tmp_path: Path) -> 
         pytest.raises(UserError, match=f"The log of gpt-1 can't be read now: {said}"),
     ):
         next(JobReader(str(kubeconfig)).log_lines("default", "gpt-1", None))
+
+
+def test_what_the_user_may_not_read_is_named_and_the_job_is_shown(tmp_path: Path) -> None:
+    def forbids(path: str) -> tuple[int, dict[str, Any]]:
+        job = "/trainingjobs/gpt"
+        return answer(path) if path.endswith(job) else (403, {"message": "forbidden"})
+
+    result = spottrain(tmp_path, forbids, "status", "gpt")
+    assert result.exit_code == 0
+    assert "default/gpt  Running" in result.output
+    assert "You may not read the job's pods, events, history. `kubectl auth can-i --list -n default`" in result.output
+
+
+def test_a_refusal_says_what_the_api_server_said(tmp_path: Path) -> None:
+    message = 'trainingjobs.spottrain.dev "gpt" is forbidden: User "ann" cannot get resource "trainingjobs"'
+    result = spottrain(tmp_path, lambda _: (403, {"message": message}), "status", "gpt")
+    assert result.exit_code == 1
+    assert f"{message} (403)" in result.output
+
+
+def test_a_cluster_without_the_chart_is_named(tmp_path: Path) -> None:
+    result = spottrain(tmp_path, lambda _: (404, "404 page not found"), "status")
+    assert result.exit_code == 1
+    assert "The cluster does not know TrainingJobs: the chart is not installed" in result.output
+
+
+@pytest.mark.parametrize("command", [("status",), ("status", "gpt"), ("logs", "gpt")], ids=" ".join)
+def test_a_page_in_place_of_an_object_is_named(command: tuple[str, ...], tmp_path: Path) -> None:
+    result = spottrain(tmp_path, lambda _: (200, "<html>Log in</html>"), *command)
+    assert result.exit_code == 1
+    assert "answers with a page in place of an object" in result.output
