@@ -49,6 +49,31 @@ class Answer:
 
 
 @pytest.mark.usefixtures("s3_credentials")
+@pytest.mark.parametrize(
+    ("env", "region"),
+    [
+        ({}, "eu-west-1"),
+        ({"AWS_PROFILE": "other"}, "eu-north-1"),
+        ({"AWS_DEFAULT_REGION": "eu-west-2"}, "eu-west-2"),
+        ({"AWS_DEFAULT_REGION": "eu-west-2", "AWS_REGION": "eu-west-3"}, "eu-west-3"),
+        ({"AWS_CONFIG_FILE": "missing"}, "us-east-1"),
+    ],
+    ids=str,
+)
+def test_the_region_is_that_of_the_environment_or_of_the_profile(
+    env: dict[str, str], region: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    config = tmp_path / "config"
+    config.write_text("[default]\nregion = eu-west-1\n[profile other]\nregion = eu-north-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert S3Storage(bucket="b")._client.meta.region_name == region
+
+
+@pytest.mark.usefixtures("s3_credentials")
 @pytest.mark.parametrize("endpoint", [None, "https://s3.example.org", "http://s3.example.org"])
 @pytest.mark.parametrize("size", [4, 9 << 20], ids=["whole", "in parts"])
 def test_an_upload_is_sent_at_once_and_over_tls_without_a_second_checksum(

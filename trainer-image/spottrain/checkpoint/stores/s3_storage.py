@@ -11,6 +11,7 @@ from email.utils import formatdate
 from itertools import islice
 from typing import Any, TypeVar
 
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -109,7 +110,7 @@ class S3Storage:
         with self._sentences(""):
             self._client: Any = s3_client(
                 endpoint_url=self._endpoint,
-                region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
+                region_name=os.environ.get("AWS_REGION") or _configured_region() or "us-east-1",
                 config=Config(
                     connect_timeout=5,
                     read_timeout=answer_seconds,
@@ -329,6 +330,12 @@ class S3Storage:
         if status.startswith("4") and not seen & _PASSING:
             return StorageDenied(f"{where} refused the request: {error}")
         return StorageUnavailable(f"{where} failed, after retries: {error}")
+
+
+def _configured_region() -> str | None:
+    """The region of AWS_DEFAULT_REGION, or of the profile in ~/.aws/config."""
+    region: str | None = botocore.session.Session().get_config_variable("region")
+    return region
 
 
 def _part_bytes(size: int) -> int:
