@@ -29,6 +29,7 @@ _LARGEST = 5
 _LONGEST = 1000
 # Columns of a table. On a narrower terminal its lines break, and nothing is cut.
 _WIDE = 200
+_DROPPED = "dropped by the job in the meantime"
 
 uri_argument = click.argument("uri")
 endpoint_option = click.option(
@@ -104,17 +105,16 @@ def verify(uri: str, step: int | None, endpoint_url: str | None) -> None:
 
     With --step, only the commit of that step is read.
     """
+    damaged = 0
     with _sentences():
         storage, head = _open(uri, endpoint_url)
         chosen = head.commits if step is None else (_choose(head, step),)
-        damages = [_damage(storage, commit) for commit in chosen]
-        kept = [damage is None or _is_kept(storage, commit) for commit, damage in zip(chosen, damages, strict=True)]
-    for commit, damage, is_kept in zip(chosen, damages, kept, strict=True):
-        found = (
-            "whole" if damage is None else f"damaged. {damage}" if is_kept else "dropped by the job in the meantime"
-        )
-        _say(f"step {commit.step}: {found}")
-    damaged = sum(damage is not None and is_kept for damage, is_kept in zip(damages, kept, strict=True))
+        for commit in chosen:
+            found = "whole"
+            if damage := _damage(storage, commit):
+                found = f"damaged. {damage}" if (kept := _is_kept(storage, commit)) else _DROPPED
+                damaged += kept
+            _say(f"step {commit.step}: {found}")
     if damaged:
         raise click.ClickException(
             f"Damaged: {damaged} of {counted(len(chosen), 'commit')}. A job resumes from the newest whole one."
@@ -224,7 +224,7 @@ def _row(storage: CheckpointStorage, commit: Commit) -> tuple[str, ...]:
     try:
         manifest = read_manifest(storage, commit)
     except CorruptCheckpoint:
-        return *known, "?", "damaged", ""
+        return *known, "?", "damaged" if _is_kept(storage, commit) else _DROPPED, ""
     own, shared = manifest.size(commit.attempt)
     return *known, str(manifest.world_size), decimal(own), decimal(shared) if shared else ""
 

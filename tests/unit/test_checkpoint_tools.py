@@ -5,6 +5,7 @@ The checkpoints may be damaged.
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from datetime import UTC, datetime
@@ -16,8 +17,11 @@ import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
-from spottrain.checkpoint import Commit, Head
+from spottrain.checkpoint import CheckpointStorage, Commit, Head
 from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.errors import StorageUnavailable
+from spottrain.checkpoint.format import manifest
+from spottrain.checkpoint.format.part_reader import PartReader
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.recovery.training_state import model_config
@@ -283,6 +287,61 @@ def test_what_a_job_drops_meanwhile_is_not_damaged(uri: str, tmp_path: Path, mon
     assert run("verify", uri, "--step", "20").output == "step 20: dropped by the job in the meantime\n"
 
 
+def test_ls_calls_what_a_job_drops_meanwhile_dropped(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = manifest.read_manifest
+
+    def read_manifest(storage: CheckpointStorage, commit: Commit) -> manifest.Manifest:
+        if commit.step == 20:
+            saver = Checkpointer(open_storage(uri), generation=1, attempt_id="a", rank=0, world_size=1)
+            saver.save({"model": {"x": torch.ones(1)}}, step=30, extra={})
+            saver.clean_up(Retention(last=1))
+        return read(storage, commit)
+
+    monkeypatch.setattr(manifest, "read_manifest", read_manifest)
+    listed = run("ls", uri).output
+    assert listed.count("dropped by the job in the meantime") == 2
+    assert "damaged" not in listed
+
+
+def test_verify_says_of_each_commit_at_once_what_it_found(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    verify = PartReader.verify
+    calls: list[int] = []
+
+    def fails_later(self: PartReader, number: int) -> None:
+        calls.append(number)
+        if len(calls) > 1:
+            raise StorageUnavailable("The store does not answer.")
+        verify(self, number)
+
+    monkeypatch.setattr(PartReader, "verify", fails_later)
+    result = run("verify", uri)
+    assert result.exit_code == 1
+    assert result.output == "step 20: whole\nError: The store does not answer.\n"
+
+
+def test_an_export_that_gets_no_memory_says_how_much_it_needs(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("spottrain.checkpoint.loading.export.torch.empty", fails)
+    result = run("export", uri, str(tmp_path / "model.safetensors"))
+    assert result.exit_code == 1
+    assert "The model needs 0 MiB of memory, which this process can't get." in result.output
+
+
+def test_a_folder_that_nobody_may_read_gets_a_sentence(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for name in ("os.scandir", "pathlib.Path.is_dir"):  # tests may run as root, which may read all
+        monkeypatch.setattr(name, denied)
+    result = run("ls", uri)
+    assert result.exit_code == 1
+    assert "store: Permission denied" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -295,6 +354,7 @@ def test_what_a_job_drops_meanwhile_is_not_damaged(uri: str, tmp_path: Path, mon
         (("ls", "s3://bucket/x", "--endpoint-url", "http://minio_store:9000"), "can't be opened: check"),
         (("ls", "ftp://host/x"), "unknown scheme"),
         (("ls", "file:///no/such/folder#1"), "contains ? or #"),
+        (("ls", "s3://[bucket/x"), "'s3://[bucket/x' is not a valid URI: Invalid IPv6 URL."),
         (("ls", "EMPTY"), "There is no commit at"),
         (("show", "URI", "--step", "11"), "There is no commit of step 11. Choose one of these steps: 20, 10."),
     ],

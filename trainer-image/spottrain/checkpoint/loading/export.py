@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from spottrain.checkpoint.format.dcp import load_tensors
 from spottrain.checkpoint.format.manifest import DTYPES, Manifest, read_manifest
 from spottrain.checkpoint.format.part_reader import PartReader
 from spottrain.checkpoint.stores.storage import CheckpointStorage
+from spottrain_api.memory_estimate import in_gib
 
 MODEL = "model."
 SUFFIX = ".safetensors"
@@ -45,7 +47,8 @@ def export(storage: CheckpointStorage, commit: Commit, output: Path) -> list[Pat
     Raises:
         CorruptCheckpoint: Bytes of the commit are damaged.
         CheckpointMismatch: The commit holds no model.
-        ExportFailed: The model could not be written, or the commit doesn't know enough of its adapters.
+        ExportFailed: The model could not be written or doesn't fit in memory, or the commit doesn't know enough of
+            its adapters.
     """
     manifest = read_manifest(storage, commit)
     is_file = output.suffix == SUFFIX
@@ -133,7 +136,14 @@ def _read_model(
     }
     if not stored:
         raise CheckpointMismatch(f"The checkpoint at step {commit.step} holds no tensor of a model.")
-    tensors = {fqn: torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype]) for fqn, tensor in stored.items()}
+    try:
+        tensors = {fqn: torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype]) for fqn, tensor in stored.items()}
+    except (RuntimeError, MemoryError) as error:  # torch raises the first
+        needed = sum(math.prod(tensor.shape) * DTYPES[tensor.dtype].itemsize for tensor in stored.values())
+        raise ExportFailed(
+            f"The model needs {in_gib(needed)} of memory, which this process can't get. Export it on a larger "
+            "machine."
+        ) from error
     parts = PartReader(storage, commit.attempt, manifest)
     load_tensors(tensors, manifest.model_copy(update={"tensors": stored}), parts)
     return {fqn.removeprefix(MODEL): tensor for fqn, tensor in tensors.items()}
