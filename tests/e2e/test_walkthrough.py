@@ -191,6 +191,7 @@ def test_on_demand_stands_in_for_spot_and_spot_returns(shell: Shell) -> None:
     assert back.failures == 0
 
 
+@pytest.mark.nightly
 def test_deadline_and_time_to_live(shell: Shell) -> None:
     shell.apply(
         EXAMPLES / "digits" / "trainingjob.yaml",

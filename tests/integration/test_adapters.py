@@ -21,9 +21,10 @@ from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 SCRIPT = Path(__file__).with_name("adapter_script.py")
 LOOPS = [
     "transformers",
-    "transformers-counting",
-    "transformers-ignoring",
-    "transformers-own-loss",
+    *(
+        pytest.param(f"transformers-{variant}", marks=pytest.mark.nightly)
+        for variant in ("counting", "ignoring", "own-loss")
+    ),
     "lightning",
     "accelerate",
 ]

@@ -61,6 +61,7 @@ def steady(tmp_path_factory: pytest.TempPathFactory, fork: Any) -> Run:
     return run
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_ranks_killed_again_and_again_end_with_the_weights_of_a_run_that_was_not(
     steady: Run, job_store: JobStore, tmp_path: Path, fork: Any

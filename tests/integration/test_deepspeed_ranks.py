@@ -231,7 +231,11 @@ def test_a_checkpoint_is_loaded_and_exported_bit_for_bit_at_any_world_size(
         pytest.param(stage(1), "adamw", False, id="stage1"),
         pytest.param(stage(2), "sgd", True, id="stage2-sgd-recomputed", marks=pytest.mark.nightly),
         pytest.param(
-            stage(3, offload_parameters=True, offload_optimizer=True), "adamw", True, id="stage3-offload-recomputed"
+            stage(3, offload_parameters=True, offload_optimizer=True),
+            "adamw",
+            True,
+            id="stage3-offload-recomputed",
+            marks=pytest.mark.nightly,
         ),
     ],
 )

@@ -38,6 +38,7 @@ def test_the_operator_is_installed_and_upgraded(tmp_path: Path, monkeypatch: pyt
         assert {pod["metadata"]["uid"] for pod in again} == {pod["metadata"]["uid"] for pod in pods}
 
 
+@pytest.mark.nightly
 def test_a_cluster_whose_installation_fails_stays_up_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
