@@ -12,7 +12,10 @@ NO_SPACE = f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}"
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no file get any content, and no new one be touched. Opening a file makes it, empty."""
+    """Let no file get any content, and no new one be touched.
+
+    Opening a file makes it, empty.
+    """
 
     def write_text(path: Path, *_: object, **__: object) -> int:
         path.open("w").close()

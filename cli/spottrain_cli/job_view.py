@@ -190,7 +190,9 @@ class JobReader:
         return sorted((_snapshot(job) for job in _object(found)["items"]), key=lambda job: (job.namespace, job.name))
 
     def read(self, namespace: str, name: str, *, with_history: bool = False) -> JobSnapshot:
-        """Read a job with its pods and events. Those that the user may not read are left out, and named.
+        """Read a job with its pods and events.
+
+        Those that the user may not read are left out, and named.
 
         Raises:
             UserError: There is no such job.

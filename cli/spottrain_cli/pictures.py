@@ -263,7 +263,9 @@ def phase_spans(history: Sequence[HistoryPoint], start: float, end: float) -> li
 
 
 def recorded_since(history: Sequence[HistoryPoint], start: float) -> float:
-    """Return the time, in Unix seconds, since which the history knows the job: `start`, or its first point.
+    """Return since when the history knows the job, in Unix seconds.
+
+    It is `start`, or the time of its first point.
 
     A history that was deleted begins again with a later generation.
     """

@@ -117,7 +117,7 @@ def cluster_layout(name: str) -> ClusterLayout:
 
 
 def unreadable_state(layout: ClusterLayout, error: Exception) -> LocalClusterError:
-    """Return what to say about a file of the state that has other content than was written."""
+    """Return what to say about a file whose content is not what was written."""
     return LocalClusterError(
         f"The state in {layout.root} cannot be read. Delete it with `spottrain local down --delete`, and start "
         f"again. {error}"

@@ -73,7 +73,10 @@ def _cloud_source(
     named: Provider | None,
     environ: Mapping[str, str],
 ) -> SignalSource | None:
-    """The source of the cloud that is named, or that the Node object shows. None if it shows none."""
+    """The source of the cloud that is named, or that the Node object shows.
+
+    None if it shows none.
+    """
     node = environ[ENV_NODE_NAME]
     provider = detect_provider(kubernetes.node) if named is None else named
     if provider is Provider.OTHER:
@@ -97,7 +100,10 @@ def _cloud_source(
 
 
 async def _late_cloud(cloud_source: Callable[[], SignalSource | None]) -> SignalSource:
-    """The source of the cloud once the Node shows it: the cloud's controller may come after the watcher."""
+    """The source of the cloud once the Node shows it.
+
+    The cloud's controller may come after the watcher.
+    """
     while True:
         source = cloud_source()
         if source is not None:

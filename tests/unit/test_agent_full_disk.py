@@ -1,4 +1,7 @@
-"""A full disk under the run directory: what is written there is lost, and nothing else."""
+"""A full disk under the run directory.
+
+What is written there is lost, and nothing else.
+"""
 
 from __future__ import annotations
 

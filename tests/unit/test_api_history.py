@@ -69,7 +69,7 @@ def seconds_by_phase(points: Sequence[HistoryPoint]) -> Counter[str]:
 
 
 def test_a_history_that_is_thinned_again_and_again_tells_of_all_its_time() -> None:
-    """A generation an hour: 59 minutes in which it trains, with a point each, and a pause of two phases."""
+    """Each hour is a generation of 59 minutes, with a point each, and two phases."""
     points: list[HistoryPoint] = []
     thinned: tuple[HistoryPoint, ...] = ()
     for hour in range(100):

@@ -1,4 +1,4 @@
-"""What `spottrain` says if there is no cluster to talk to, or if its API server fails or refuses."""
+"""What `spottrain` says if its cluster is away, fails or refuses."""
 
 from __future__ import annotations
 

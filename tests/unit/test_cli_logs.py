@@ -155,7 +155,7 @@ def test_the_log_of_a_job_that_has_ended_is_shown_to_its_end() -> None:
 
 
 class LateLogs(ScriptedLogs):
-    """From its second line on, the log of pod a arrives after node rank 0 has moved to pod b."""
+    """All but one line of pod a arrive after node rank 0 has moved to pod b."""
 
     def lines(self, pod: str, since: datetime) -> Iterator[tuple[datetime, str]]:
         for number, line in enumerate(super().lines(pod, since)):

@@ -5,6 +5,7 @@ It is older than the operator, or something is damaged. It shows what it underst
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -155,7 +155,7 @@ REFUSED = Refusal(
 
 
 def dry(*found: dict[str, Any], num_waiting: int = 1, **capacity: Any) -> Scene:
-    """Four spot pods are up, and `num_waiting` more have waited for a node of pool `fast` for 300 s."""
+    """Four spot pods are up, and `num_waiting` more wait for pool `fast`."""
     spec = pools(*found)
     spec["nodes"]["max"] = 4 + num_waiting
     spec["capacity"] |= capacity

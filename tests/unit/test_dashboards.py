@@ -73,7 +73,7 @@ def test_panels_have_units_and_descriptions_and_do_not_overlap(dashboard: Path) 
 
 
 def test_rates_of_members_reach_over_several_reports() -> None:
-    """Members other than node rank 0 report every QUIET_REPORT_SECONDS while there is no news."""
+    """Other members than node rank 0 report every QUIET_REPORT_SECONDS at rest."""
     targets = [t["expr"] for path in DASHBOARDS for panel in panels_of(path) for t in panel["targets"]]
     minutes = re.findall(r"spottrain_job_member_\w+{[^}]*}\[(\d+)m\]", " ".join(targets))
     assert len(minutes) == 2

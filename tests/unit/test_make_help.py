@@ -1,4 +1,4 @@
-"""The Makefile: `make help` shows every target, and `make env` and `make demo` cope with what they find."""
+"""`make help` shows every target, and others cope with what they find."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_the_step_counts_as_completed_after_its_update() -> None:
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_parameters_that_the_optimizer_does_not_have_keep_no_gradients(strategy: str) -> None:
-    """They would add up, and count when gradients are clipped or judged: one that is not finite spoils all steps."""
+    """They would add up, and one that is not finite would spoil all steps."""
     stability = StabilityConfig(non_finite=StabilityAction.SKIP)
     kept: list[bool] = []
     with spottrain.session(strategy=strategy, global_batch=1, micro_batch=1, stability=stability) as session:

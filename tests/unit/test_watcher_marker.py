@@ -1,4 +1,7 @@
-"""What the watcher writes on its Node: its own mark first, then the notices with it."""
+"""What the watcher writes on its Node.
+
+It is its own mark first, then the notices with it.
+"""
 
 from __future__ import annotations
 

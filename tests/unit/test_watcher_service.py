@@ -132,7 +132,7 @@ async def test_nobody_is_answered_between_the_first_answer_of_a_source_and_its_r
 
 
 async def test_a_hint_leaves_an_earlier_watchers_mark_until_all_sources_have_reported() -> None:
-    """Before it started again, the watcher may have marked the node with a notice of EC2."""
+    """It may be of a notice of EC2, from before the watcher started again."""
     kubernetes, ec2, marker = MemorySource("kubernetes"), SilentSource("ec2"), MemoryMarker()
     ec2.trouble, ec2.starting = "EC2's metadata service has not answered yet.", True
     watcher = Watcher([kubernetes, ec2], marker, "proof")
@@ -243,7 +243,7 @@ async def test_a_node_of_no_known_cloud_is_said_and_counted_but_no_trouble(caplo
 
 
 async def test_a_cloud_that_the_node_shows_late_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watcher may start before the cloud's controller has given the node its providerID."""
+    """The cloud's controller may give the node its providerID after the start."""
     kubernetes, ec2 = KubernetesCloud(), Ec2Cloud()
     (url, runner), (ec2_url, ec2_runner) = await serve(kubernetes.application()), await serve(ec2.application())
     (tmp_path / "token").write_text("token")

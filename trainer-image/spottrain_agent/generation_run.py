@@ -220,11 +220,11 @@ class GenerationRun:
         )
 
     def terminate_for_drain(self) -> None:
-        """Send SIGTERM to ranks that don't read drain.json, or to all if it can't be written.
+        """Send SIGTERM to ranks that don't read drain.json.
 
-        The script of the former doesn't use the library, whose sessions take the signal for a drain. Each worker gets
-        it once. A rank that uses the library writes its progress when its session opens; a young rank gets a little
-        time for that.
+        If it can't be written, send it to all. The script of the former doesn't use the library, whose sessions take
+        the signal for a drain. Each worker gets it once. A rank that uses the library writes its progress when its
+        session opens; a young rank gets a little time for that.
         """
         if self._drain is None:
             return

@@ -339,9 +339,10 @@ def advice(situation: Situation, pod: PodView) -> str:
 
 
 def leave_dry_pools(situation: Situation, draft: Draft) -> Draft:
-    """Delete pods that have waited too long in their pool, if another may have a node.
+    """Delete pods that have waited too long in their pool.
 
-    Each is replaced in the same pass, in a pool in which no pod waits. If one waits in each pool, all of them stay.
+    Another one may have a node. Each is replaced in the same pass, in a pool in which no pod waits. If one waits in
+    each pool, all of them stay.
     """
     if situation.refusal is not None or situation.observed.job.left_out or _pauses(situation, draft):
         return draft
@@ -364,7 +365,10 @@ def _leave_pool(pod: PodView) -> DeletePod:
 
 
 def _is_left_waiting(situation: Situation, pod: PodView) -> bool:
-    """Whether `pod` has waited too long in its pool, and there is a pool in which none waits."""
+    """Whether `pod` has waited too long in its pool.
+
+    And there is a pool in which none waits.
+    """
     since = pod.unschedulable_since
     if since is None or lacks_more_than_nodes(pod):
         return False

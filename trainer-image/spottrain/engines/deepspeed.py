@@ -58,7 +58,7 @@ class DeepSpeedEngine:
             )
 
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        """Raises UserError for a model that DeepSpeed cannot train, and for an optimizer that it cannot use."""
+        """Raises UserError for a model or an optimizer that DeepSpeed can't use."""
         config, stage = self._config, self._settings["zero_optimization"]["stage"]
         _raise_if(unfit_for_zero(model, stage, config.precision))
         if stage == 0:

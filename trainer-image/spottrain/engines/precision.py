@@ -47,7 +47,7 @@ def _output_to_fp32(module: nn.Module, args: Any, output: Any) -> Any:
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
-    """Convert the tensors of a structure, such as a dict or a dataclass, as FSDP2 does."""
+    """Convert the tensors of a dict, a dataclass or the like, as FSDP2 does."""
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -166,7 +166,10 @@ def checked_scheduler(make: Callable[[Optimizer], LRScheduler], optimizer: Optim
 
 
 def check_scheduler(scheduler: Any) -> None:
-    """Refuse a schedule whose learning rates depend on more than the step, or whose state no commit can hold."""
+    """Refuse a schedule whose learning rates depend on more than the step.
+
+    And one whose state no commit can hold.
+    """
     kind = type(scheduler).__name__
     if isinstance(scheduler, ReduceLROnPlateau) or (hasattr(scheduler, "step") and _needs_more(scheduler)):
         raise _refused(

@@ -257,7 +257,10 @@ class S3Storage:
 
     @contextlib.contextmanager
     def _of_the_bucket(self, key: str) -> Iterator[None]:
-        """Sentences of a request to the bucket, from which no single object can be missing."""
+        """Sentences of a request to the bucket.
+
+        No single object can be missing from it.
+        """
         try:
             with self._sentences(key):
                 yield
