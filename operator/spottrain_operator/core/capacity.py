@@ -1,26 +1,20 @@
-"""Which pods the job should have.
+"""Which pods are created: for the places that are free, of which type and in which pool.
 
-They are an on-demand floor, spot pods above it, and on-demand pods if there is no spot.
+If spot nodes don't come, on-demand nodes stand in, and a pod leaves a pool without capacity.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
 from spottrain_api.contract import CapacityType, EventReason
-from spottrain_api.v1alpha1 import (
-    FallbackPolicy,
-    GenerationState,
-    GenerationStatus,
-    TrainingJobSpec,
-    TrainingJobStatus,
-)
+from spottrain_api.v1alpha1 import FallbackPolicy, TrainingJobSpec
 from spottrain_api.wording import counted, listed
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import start_failures
 from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway, PodView, Refusal
-from spottrain_operator.core.pools import asks_for_current_nodes, pool_sentence
+from spottrain_operator.core.places import demand, demand_of, places
+from spottrain_operator.core.pools import asks_for_current_nodes, pool_sentence, pools_have
 from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.scheduling import (
     lacks_claim,
@@ -29,10 +23,9 @@ from spottrain_operator.core.scheduling import (
     nodes_kept_away,
     scheduler_advice,
 )
-from spottrain_operator.core.situation import PodFacts, Situation
+from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.timing import (
     POOL_PATIENCE,
-    PREWARMED_STAY,
     REFUSAL_MAX_PAUSE,
     REFUSAL_PAUSE,
     START_FAILURE_PAUSE,
@@ -43,173 +36,6 @@ from spottrain_operator.core.timing import (
 from spottrain_operator.core.understanding import waits_to_be_understood
 
 RETRIES = f"The operator retries at least every {REFUSAL_MAX_PAUSE:.0f} s"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """How many pods of each type the job wants if nodes are free.
-
-    `max_on_demand` is the limit of on-demand.
-    """
-
-    on_demand: int
-    spot: int
-    max_on_demand: int
-
-    @property
-    def total(self) -> int:
-        return self.on_demand + self.spot
-
-
-def demand_of(situation: Situation) -> Demand:
-    """What the job wants.
-
-    If its spec isn't understood, the pools that are may not be all.
-    """
-    return demand(situation.spec, knows_pools=not situation.observed.job.left_out)
-
-
-def demand(spec: TrainingJobSpec, *, knows_pools: bool = True) -> Demand:
-    """The on-demand floor and the spot surplus.
-
-    A job without spot is an on-demand job. If its spot limit is below what nodes.min needs, on-demand nodes fill the
-    rest. Of a type that none of the job's pools has, only the floor is asked for.
-    """
-    nodes, on_demand = spec.nodes, spec.capacity.on_demand
-    limit = nodes.max if on_demand.max is None else min(on_demand.max, nodes.max)
-    if knows_pools and not _have(spec, CapacityType.ON_DEMAND):
-        limit = 0
-    floor = min(on_demand.min, nodes.max)
-    spot = 0 if knows_pools and not _have(spec, CapacityType.SPOT) else nodes.max - floor
-    if spec.capacity.spot.max is not None:
-        spot = min(spot, spec.capacity.spot.max)
-    wanted = limit if spot == 0 else nodes.min - spot
-    return Demand(on_demand=max(floor, min(wanted, limit)), spot=spot, max_on_demand=max(floor, limit))
-
-
-def _have(spec: TrainingJobSpec, capacity_type: CapacityType) -> bool:
-    """Whether the job's pools have nodes of a type.
-
-    Without pools, any node of the cluster will do.
-    """
-    pools = spec.capacity.pools
-    return not pools or any(pool.capacity_type is capacity_type for pool in pools)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Uids of the pods to keep, and how many more of each type to create.
-
-    `prewarmed` are spot pods beyond these. They wait to replace members whose nodes may be taken.
-    """
-
-    kept: tuple[str, ...]
-    prewarmed: tuple[str, ...]
-    missing_on_demand: int
-    missing_spot: int
-    missing_prewarmed: int
-
-
-def places(
-    situation: Situation,
-    status: TrainingJobStatus,
-    *,
-    between_generations: bool = False,
-    leaving: frozenset[str] = frozenset(),
-) -> Places:
-    """Which pods keep their place, and what is missing.
-
-    On-demand pods beyond the floor, from a fallback, keep their place until as many spot pods are up. This doesn't
-    break up a running generation: they stay members until it ends for another reason, such as growth.
-
-    Args:
-        situation: The job at one moment.
-        status: What was decided so far.
-        between_generations: Decide as if the running generation had ended.
-        leaving: Decide as if these pods, by uid, were gone.
-    """
-    # The members of a generation never change.
-    generation = status.generation
-    which = (generation.number, generation.state) if generation is not None else None
-    key = ("places", which, status.fallback_since, between_generations, leaving)
-    return situation.once(key, lambda: _places(situation, status, between_generations, leaving))
-
-
-def _places(
-    situation: Situation, status: TrainingJobStatus, between_generations: bool, leaving: frozenset[str]
-) -> Places:
-    wanted = demand_of(situation)
-    generation = None if between_generations else _running(status)
-    known = {m.pod_uid for m in status.generation.members} if status.generation is not None else set()
-    on_demand, spot = _holding(situation, known, leaving)
-    if status.fallback_since is None:
-        num_spot, num_on_demand = wanted.spot, wanted.on_demand
-    else:
-        num_spot = min(wanted.spot, sum(f.pod.node is not None for f in spot))
-        num_on_demand = min(wanted.max_on_demand, wanted.total - num_spot)
-    up = sum(f.candidate or (generation is not None and f.pod.uid in known) for f in spot[:num_spot])
-    keep = max(num_on_demand, min(wanted.max_on_demand, wanted.total - up))
-    replaced = bool(situation.observed.job.left_out)  # the default may stand for a limit
-    if replaced:
-        keep = max(keep, min(len(on_demand), situation.spec.nodes.max - len(spot[:num_spot])))
-    if generation is not None and (_fits(generation, wanted) or replaced):
-        keep = max(keep, sum(m.capacity_type is CapacityType.ON_DEMAND for m in generation.members))
-    kept = (*on_demand[:keep], *spot[:num_spot])
-    missing_on_demand, missing_spot = max(0, num_on_demand - len(on_demand)), max(0, num_spot - len(spot))
-    prewarmed, num_prewarmed = _prewarmed(situation, status, spot[:num_spot], spot[num_spot:])
-    # Pods that are to join anyway replace such a member as well.
-    full = not (missing_on_demand or missing_spot) and all(f.pod.uid in known for f in kept)
-    return Places(
-        kept=tuple(f.pod.uid for f in kept),
-        prewarmed=tuple(f.pod.uid for f in prewarmed),
-        missing_on_demand=missing_on_demand,
-        missing_spot=missing_spot,
-        missing_prewarmed=max(0, num_prewarmed - len(prewarmed)) if full and generation is not None else 0,
-    )
-
-
-def _prewarmed(
-    situation: Situation, status: TrainingJobStatus, kept: list[PodFacts], surplus: list[PodFacts]
-) -> tuple[list[PodFacts], int]:
-    """The surplus spot pods that stay as replacements, and how many there should be.
-
-    There should be one for each member whose node may be taken. One that is young stays without such a member, too.
-    """
-    if status.generation is None or status.fallback_since is not None:
-        return [], 0
-    members, most = {m.pod_uid for m in status.generation.members}, situation.spec.capacity.spot.max_prewarmed
-    wanted = min(most, sum(f.at_risk and f.pod.uid in members for f in kept))
-    young = (f for f in surplus[wanted:most] if seconds_between(f.pod.created_at, situation.now) < PREWARMED_STAY)
-    return [*surplus[:wanted], *young], wanted
-
-
-def _running(status: TrainingJobStatus) -> GenerationStatus | None:
-    generation = status.generation
-    return None if generation is None or generation.state is GenerationState.ENDED else generation
-
-
-def _fits(generation: GenerationStatus, wanted: Demand) -> bool:
-    """Whether the user's limits allow the generation as it is."""
-    num_on_demand = sum(m.capacity_type is CapacityType.ON_DEMAND for m in generation.members)
-    num_spot = len(generation.members) - num_on_demand
-    return (
-        num_on_demand <= wanted.max_on_demand and num_spot <= wanted.spot and num_on_demand + num_spot <= wanted.total
-    )
-
-
-def _holding(situation: Situation, known: set[str], leaving: frozenset[str]) -> tuple[list[PodFacts], list[PodFacts]]:
-    """On-demand and spot pods that hold a place, in the order in which to keep them.
-
-    Those that train, or did last, come first. Then those that are up, those that have a node, and the oldest.
-    """
-
-    def worth(facts: PodFacts) -> tuple[bool, bool, bool, int]:
-        pod = facts.pod
-        return (pod.uid not in known, not pod.ready, pod.node is None, pod.sequence)
-
-    holding = sorted((f for uid, f in situation.pods.items() if f.holds_place and uid not in leaving), key=worth)
-    on_demand = [f for f in holding if f.pod.capacity_type is CapacityType.ON_DEMAND]
-    return on_demand, [f for f in holding if f.pod.capacity_type is CapacityType.SPOT]
 
 
 def fall_back(situation: Situation, draft: Draft) -> Draft:
@@ -238,9 +64,13 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
 
 def _spot_waits_since(situation: Situation, draft: Draft) -> datetime | None:
     """Since when a spot pod waits for a node; None if none waits."""
-    kept = (situation.pods[uid].pod for uid in places(situation, draft.status, leaving=leaving(draft)).kept)
-    spot = (pod for pod in kept if pod.capacity_type is CapacityType.SPOT and not lacks_claim(pod))
+    spot = (pod for pod in _kept(situation, draft) if pod.capacity_type is CapacityType.SPOT and not lacks_claim(pod))
     return min((pod.unschedulable_since for pod in spot if pod.unschedulable_since is not None), default=None)
+
+
+def _kept(situation: Situation, draft: Draft) -> list[PodView]:
+    """The pods that keep their place."""
+    return [situation.pods[uid].pod for uid in places(situation, draft.status, leaving=draft.leaving).kept]
 
 
 def _spot_again(situation: Situation, draft: Draft) -> datetime:
@@ -292,7 +122,7 @@ def spot_sentence(situation: Situation, draft: Draft) -> str:
         return f"{text}, if any fits"
     if spec.capacity.fallback.policy is FallbackPolicy.NONE:
         return f"{text}. No on-demand nodes stand in: capacity.fallback.policy is None"
-    if not _have(spec, CapacityType.ON_DEMAND):
+    if not pools_have(spec, CapacityType.ON_DEMAND):
         return f"{text}. No on-demand nodes stand in: capacity.pools has none"
     return f"{text}. No on-demand nodes stand in: the job has as many as capacity.onDemand.max allows"
 
@@ -302,8 +132,7 @@ def _spot_nodes(situation: Situation, draft: Draft) -> str:
 
     Only nodes are counted: pods that this pass creates are not there yet, and those that it deletes still are.
     """
-    kept = (situation.pods[uid].pod for uid in places(situation, draft.status, leaving=leaving(draft)).kept)
-    placed = sum(pod.capacity_type is CapacityType.SPOT and pod.node is not None for pod in kept)
+    placed = sum(pod.capacity_type is CapacityType.SPOT and pod.node is not None for pod in _kept(situation, draft))
     return f"{placed} of {counted(demand_of(situation).spot, 'spot node')}"
 
 
@@ -346,8 +175,7 @@ def leave_dry_pools(situation: Situation, draft: Draft) -> Draft:
     """
     if situation.refusal is not None or situation.observed.job.left_out or _pauses(situation, draft):
         return draft
-    kept = [situation.pods[uid].pod for uid in places(situation, draft.status, leaving=leaving(draft)).kept]
-    waiting = [pod for pod in kept if _is_left_waiting(situation, pod)]
+    waiting = [pod for pod in _kept(situation, draft) if _is_left_waiting(situation, pod)]
     for capacity_type in CapacityType:
         deletions = [_leave_pool(pod) for pod in waiting if pod.capacity_type is capacity_type]
         without = draft.act(*deletions)
@@ -397,8 +225,8 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
         )
     draft = draft.update(last_sequence=last + len(types))
     text = " and ".join(counted(types.count(kind), f"{kind.value} pod") for kind in CapacityType if kind in types)
-    replaced = [situation.pods[uid] for uid in leaving(draft)]
-    if places(situation, draft.status, leaving=leaving(draft)).missing_prewarmed:
+    replaced = [situation.pods[uid] for uid in draft.leaving]
+    if places(situation, draft.status, leaving=draft.leaving).missing_prewarmed:
         text += " ahead of time: the cloud recommends to leave a member's node"
     elif situation.tries_template and situation.pods:
         text += ", the first since the job was edited"
@@ -431,7 +259,7 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     """
     if situation.spec.run_policy.suspend or rival_of(situation, draft) or waits_to_be_understood(situation, draft):
         return []
-    needed = places(situation, draft.status, leaving=leaving(draft))
+    needed = places(situation, draft.status, leaving=draft.leaving)
     num_spot = needed.missing_spot + needed.missing_prewarmed
     types = [CapacityType.ON_DEMAND] * needed.missing_on_demand + [CapacityType.SPOT] * num_spot
     if situation.observed.job.left_out:
@@ -439,11 +267,6 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     if not types and situation.tries_template:
         types = [CapacityType.ON_DEMAND if demand_of(situation).on_demand else CapacityType.SPOT]
     return types
-
-
-def leaving(draft: Draft) -> frozenset[str]:
-    """Uids of the pods that the plan deletes."""
-    return frozenset(action.uid for action in draft.actions if isinstance(action, DeletePod))
 
 
 def _pool(situation: Situation, capacity_type: CapacityType, sequence: int) -> str | None:

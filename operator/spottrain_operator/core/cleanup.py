@@ -8,10 +8,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from spottrain_api.v1alpha1 import CleanPodPolicy
-from spottrain_operator.core.capacity import places
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import CANNOT_START, start_failures
 from spottrain_operator.core.model import DeleteJob, DeletePod
+from spottrain_operator.core.places import places
 from spottrain_operator.core.pools import asks_for_current_nodes
 from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.situation import BUSY, PodFacts, Situation

@@ -14,7 +14,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_api.wording import counted, one_line
-from spottrain_operator.core.capacity import RETRIES, advice, leaving, places, spot_sentence
+from spottrain_operator.core.capacity import RETRIES, advice, spot_sentence
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import (
@@ -27,6 +27,7 @@ from spottrain_operator.core.failure_policy import (
 )
 from spottrain_operator.core.growth import coming
 from spottrain_operator.core.members import members_of, says_nothing
+from spottrain_operator.core.places import places
 from spottrain_operator.core.pod_health import heed_pods
 from spottrain_operator.core.pod_sentences import (
     ended_early_sentence,
@@ -184,7 +185,7 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
         text = f"Waiting for pods: {up} of at least {needed} ready; {what_they_do(situation, placed)}"
         return f"{text}. {ended}" if ended else text
     text = f"Waiting for nodes: {up} of at least {needed} ready"
-    goes = leaving(draft)
+    goes = draft.leaving
     pods = [facts.pod for uid, facts in situation.pods.items() if uid not in goes and not facts.finished]
     unplaced = [pod for pod in pods if pod.unschedulable_since is not None]
     roomless = [pod.capacity_type for pod in unplaced if not lacks_claim(pod) and not is_unseen(pod)]

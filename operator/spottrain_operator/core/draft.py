@@ -10,7 +10,7 @@ from typing import Any
 
 from spottrain_api.contract import ConditionType
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, GenerationState, GenerationStatus, TrainingJobStatus
-from spottrain_operator.core.model import Action, Event
+from spottrain_operator.core.model import Action, DeletePod, Event
 from spottrain_operator.core.situation import Situation
 
 
@@ -37,6 +37,11 @@ class Draft:
     def finished(self) -> bool:
         """Whether the job has succeeded or failed."""
         return self.status.phase in FINISHED_PHASES
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Uids of the pods that are deleted."""
+        return frozenset(action.uid for action in self.actions if isinstance(action, DeletePod))
 
     def update(self, **changes: Any) -> Draft:
         """With these fields of the status replaced."""

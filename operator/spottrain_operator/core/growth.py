@@ -8,10 +8,10 @@ from __future__ import annotations
 from spottrain_api.contract import Cause, ConditionType
 from spottrain_api.v1alpha1 import GenerationState
 from spottrain_api.wording import listed
-from spottrain_operator.core.capacity import places
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.ending import request_end
 from spottrain_operator.core.members import members_of, says_nothing
+from spottrain_operator.core.places import places
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.timing import (
     GROWTH_INTERVAL,

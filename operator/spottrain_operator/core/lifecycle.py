@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from spottrain_api.contract import Cause, EventReason
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus, Phase
-from spottrain_operator.core.capacity import places
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.ending import AGAIN, finish, request_end
 from spottrain_operator.core.members import members_of
+from spottrain_operator.core.places import places
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.timing import seconds_between
 

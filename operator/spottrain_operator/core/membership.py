@@ -6,7 +6,6 @@ from datetime import datetime
 
 from spottrain_api.contract import CapacityType, Cause, EventReason, Member, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, ProgressStatus
-from spottrain_operator.core.capacity import Places, places
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.ending import finish, request_end
@@ -22,6 +21,7 @@ from spottrain_operator.core.failure_policy import (
 )
 from spottrain_operator.core.growth import coming
 from spottrain_operator.core.members import STILL_IN, MemberFacts, MemberState, culprits, members_of, worked_unseen
+from spottrain_operator.core.places import Places, places
 from spottrain_operator.core.progress import found_commits, newest_progress, record_progress
 from spottrain_operator.core.replicas import newest_replicated_step
 from spottrain_operator.core.rivals import rival_of

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from spottrain_api.contract import CapacityType, ConditionReason, ConditionType, EndReason, WaitingReason
 from spottrain_api.wording import counted
-from spottrain_operator.core.capacity import RETRIES, advice, leaving, missing, places, spot_sentence
+from spottrain_operator.core.capacity import RETRIES, advice, missing, spot_sentence
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import CANNOT_START
 from spottrain_operator.core.model import PodView
+from spottrain_operator.core.places import places
 from spottrain_operator.core.pod_sentences import start_sentence
 from spottrain_operator.core.scheduling import lacks_claim, scheduler_says
 from spottrain_operator.core.situation import Situation
@@ -27,7 +28,7 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
     if refusal is not None and missing(situation, draft):
         message = f"{refusal.message}. {RETRIES}; existing pods continue"
         return draft.condition(ConditionType.PODS_HEALTHY, False, ConditionReason.PODS_REFUSED, message, now)
-    goes = leaving(draft)
+    goes = draft.leaving
     waiting = [facts.pod for uid, facts in situation.pods.items() if not facts.pod.deleting and uid not in goes]
     cannot_start = next((pod for pod in waiting if pod.waiting_reason in CANNOT_START), None)
     if cannot_start is not None:

@@ -1,4 +1,4 @@
-"""Which pods ask for the nodes that capacity.pools names now."""
+"""The nodes that capacity.pools names, and which pods ask for them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from spottrain_operator.core.model import PodView
 
 # What decides on which nodes a pod of the pool may run, beside the capacity type.
 _OF_PLACEMENT = {"provider", "node_selector", "tolerations"}
+
+
+def pools_have(spec: TrainingJobSpec, capacity_type: CapacityType) -> bool:
+    """Whether the job's pools have nodes of a type.
+
+    Without pools, any node of the cluster will do.
+    """
+    pools = spec.capacity.pools
+    return not pools or any(pool.capacity_type is capacity_type for pool in pools)
 
 
 def pool_hash(spec: TrainingJobSpec, capacity_type: CapacityType, name: str | None) -> str | None:
