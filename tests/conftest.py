@@ -21,6 +21,7 @@ pytest_plugins = [
     "container_fixtures",
     "object_stores",
     "forked_ranks",
+    "one_rank_runs",
     "agent_pods",
 ]
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import spottrain
 from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, Progress, TrainerConfig, progress_file
 
-
-@pytest.fixture(autouse=True)
-def _world_of_its_own() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_of_its_own")
 
 
 def test_the_wait_for_data_is_in_the_progress_and_a_part_of_the_step(

@@ -5,12 +5,10 @@ The first save may be the drain's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import spottrain
@@ -21,11 +19,7 @@ WIDTH = 64
 STATE_BYTES = 3 * (WIDTH * WIDTH + WIDTH) * 4  # weights and AdamW's two moments
 
 
-@pytest.fixture(autouse=True)
-def _world_of_its_own() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_of_its_own")
 
 
 def staging_at_steps(uri: str, total: int) -> dict[int, int]:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import spottrain
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain_api.contract import StabilityAction, StabilityConfig
 
-
-@pytest.fixture(autouse=True)
-def _world_of_its_own() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_of_its_own")
 
 
 def test_an_optimizer_without_state_rolls_back(tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lora_runs import ADAPTER_AND_OPTIMIZER_BYTES, LAYERS, WIDTH, adapted, committed_bytes, train
@@ -15,11 +13,7 @@ from lora_runs import ADAPTER_AND_OPTIMIZER_BYTES, LAYERS, WIDTH, adapted, commi
 BASE_BYTES = 4 * LAYERS * WIDTH * (WIDTH + 1)
 
 
-@pytest.fixture(autouse=True)
-def _world_of_its_own() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_of_its_own")
 
 
 def pretrained(seed: int = 1) -> nn.Module:

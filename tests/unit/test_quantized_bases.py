@@ -5,14 +5,13 @@ The tests show what commits hold of the base, and what a resume makes of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import bitsandbytes
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
@@ -25,12 +24,7 @@ from spottrain.engines.auto import facts_of
 from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.model_state import frozen_names, load_model_state, model_state
 
-
-@pytest.fixture(autouse=True)
-def _world_of_its_own() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world_of_its_own")
 
 
 class Int8(torch.Tensor):

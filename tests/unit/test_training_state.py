@@ -11,53 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, LRScheduler, MultiStepLR, SequentialLR
 
 import spottrain
+from one_rank_runs import STEPS, train
 from spottrain.checkpoint import UnsupportedState
-from spottrain.engines.native import load_named_state, named_state
 from spottrain.schedules import warmup_cosine
 from spottrain.world.failures import UserError
 from spottrain_api.contract import StabilityAction, StabilityConfig
 
-STEPS = 6
-
-
-@pytest.fixture(autouse=True)
-def _world_of_its_own() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def train(
-    uri: str,
-    schedule: Callable[[Optimizer], LRScheduler] | None,
-    last: int,
-    strategy: str = "ddp",
-    *,
-    make: Callable[[Iterator[nn.Parameter]], Optimizer] = lambda each: torch.optim.AdamW(each, torch.tensor(0.013)),
-    stateful: dict[str, Any] | None = None,
-) -> torch.Tensor:
-    """The weights after step `last` of a run whose learning rate is a tensor."""
-    with spottrain.session(strategy=strategy, global_batch=4, micro_batch=4, checkpoint_uri=uri) as session:
-        training = session.prepare(
-            nn.Linear(4, 1),
-            optimizer=lambda model: make(model.parameters()),
-            scheduler=schedule,
-            dataset=[torch.arange(4.0) + index for index in range(8)],
-            stateful=stateful,
-        )
-        for step in training.steps(total=last):
-            for batch in step.micro_batches():
-                step.backward(training.model(batch).square().mean())
-            step.update()
-        weights = [parameter.detach() for parameter in training.model.parameters()]
-        return torch.cat([(w.full_tensor() if isinstance(w, DTensor) else w).flatten() for w in weights])
+pytestmark = pytest.mark.usefixtures("world_of_its_own")
 
 
 class Best:
@@ -255,7 +220,7 @@ def test_a_run_that_resumes_with_another_length_says_what_becomes_of_its_learnin
 
 def test_a_schedule_that_a_run_gains_says_where_it_starts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for last, schedule in ((2, None), (3, warmup_cosine(total=4))):
-        train(f"file://{tmp_path}", schedule, last, make=lambda weights: with_options(weights, 0.25, 0.0))
+        train(f"file://{tmp_path}", schedule, last, make=lambda weights: torch.optim.AdamW(weights, 0.25))
     said = "The checkpoint at step 2 was made without a schedule, and the script's schedule starts at its own step 0."
     assert said in caplog.text
 
@@ -351,145 +316,6 @@ def test_a_script_that_leaves_the_loop_early_says_so(capsys: pytest.CaptureFixtu
                 break
     told = "spottrain: the script ended training at step 2 of 5, before the last step, as with early stopping\n"
     assert told in capsys.readouterr().err
-
-
-def with_options(weights: Iterator[nn.Parameter], rate: float, decay: float) -> Optimizer:
-    return torch.optim.AdamW(weights, lr=rate, weight_decay=decay)
-
-
-def with_own_decay(weights: Iterator[nn.Parameter]) -> Optimizer:
-    """As docs/how-to/resume-fork-export.md has it."""
-    optimizer = with_options(weights, 0.25, 0.5)
-
-    def keep_own(loaded: Optimizer) -> None:
-        for group in loaded.param_groups:
-            group["weight_decay"] = 0.5
-
-    optimizer.register_load_state_dict_post_hook(keep_own)
-    return optimizer
-
-
-@pytest.mark.parametrize(
-    ("schedule", "make", "said"),
-    [
-        pytest.param(
-            warmup_cosine(total=STEPS),
-            lambda weights: with_options(weights, 0.125, 0.5),
-            "lr 0.25 (in the script: 0.125), weight_decay 0.25 (in the script: 0.5)",
-            id="schedule",
-        ),
-        pytest.param(
-            None, lambda weights: with_options(weights, 0.125, 0.25), "lr 0.25 (in the script: 0.125)", id="constant"
-        ),
-        pytest.param(warmup_cosine(total=STEPS), lambda weights: with_options(weights, 0.25, 0.25), None, id="same"),
-        pytest.param(None, with_own_decay, None, id="kept"),
-    ],
-)
-def test_options_of_the_optimizer_that_a_commit_replaces_are_named(
-    schedule: Callable[[Optimizer], LRScheduler] | None,
-    make: Callable[[Iterator[nn.Parameter]], Optimizer],
-    said: str | None,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    train(f"file://{tmp_path}", schedule, STEPS // 2, make=lambda weights: with_options(weights, 0.25, 0.25))
-    caplog.clear()
-    train(f"file://{tmp_path}", schedule, STEPS, make=make)
-    found = [record.getMessage() for record in caplog.records if "options of the checkpoint" in record.getMessage()]
-    assert len(found) == (said is not None)
-    assert said is None or f"at step {STEPS // 2}, which differ from the script's: {said}. " in found[0]
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_an_option_that_is_put_back_after_a_load_counts(strategy: str, tmp_path: Path) -> None:
-    uri = f"file://{tmp_path}"
-    made: list[Optimizer] = []
-
-    def make(weights: Iterator[nn.Parameter]) -> Optimizer:
-        made.append(with_own_decay(weights))
-        return made[-1]
-
-    train(uri, None, 2, strategy, make=lambda weights: with_options(weights, 0.25, 0.25))
-    train(uri, None, 3, strategy, make=make)
-    assert [group["weight_decay"] for group in made[0].param_groups] == [0.5]
-
-
-def test_a_schedule_that_is_scaled_changes_the_rates_of_a_run(tmp_path: Path) -> None:
-    """From the second step after the resume on; the first has the rate of the commit."""
-    rates: list[float] = []
-
-    def schedule(factor: float) -> Callable[[Optimizer], LRScheduler]:
-        return lambda optimizer: LambdaLR(optimizer, lambda step: factor)
-
-    def make(weights: Iterator[nn.Parameter]) -> Optimizer:
-        optimizer = with_options(weights, 0.25, 0.0)
-        optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
-        return optimizer
-
-    train(f"file://{tmp_path}", schedule(1.0), 2, make=make)
-    rates.clear()
-    train(f"file://{tmp_path}", schedule(0.5), 4, make=make)
-    assert rates[-2:] == [0.25, 0.125]
-
-
-GROUPS: dict[str, Callable[[nn.Parameter, nn.Parameter], list[dict[str, Any]]]] = {
-    "first": lambda weight, bias: [{"params": []}, {"params": [weight]}, {"params": [bias], "lr": 0.1}],
-    "in between": lambda weight, bias: [{"params": [weight]}, {"params": []}, {"params": [bias], "lr": 0.1}],
-    "last": lambda weight, bias: [{"params": [weight]}, {"params": [bias], "lr": 0.1}, {"params": []}],
-}
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("place", GROUPS)
-def test_a_run_with_an_empty_group_of_parameters_resumes(place: str, strategy: str, tmp_path: Path) -> None:
-    def run(uri: str, last: int) -> torch.Tensor:
-        return train(
-            uri, schedule_of_groups, last, strategy, make=lambda each: torch.optim.AdamW(GROUPS[place](*each))
-        )
-
-    whole = run(f"file://{tmp_path}/whole", STEPS)
-    run(f"file://{tmp_path}/halves", STEPS // 2)
-    assert torch.equal(run(f"file://{tmp_path}/halves", STEPS), whole)
-
-
-def schedule_of_groups(optimizer: Optimizer) -> LRScheduler:
-    """It fails unless the optimizer has its three groups."""
-    return LambdaLR(optimizer, [lambda step: 0.9**step] * 3)
-
-
-class Averages(Optimizer):
-    """Its steps are numbers, as of Hugging Face's Adafactor.
-
-    Equal ones are one object.
-    """
-
-    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
-        super().__init__(parameters, {"lr": 0.1})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for parameter in self.param_groups[0]["params"]:
-            if parameter.grad is not None:
-                state = self.state[parameter]
-                state["step"] = state.get("step", 0) + 1
-                state["average"] = state.get("average", 0.0) + parameter.grad
-
-
-def test_a_parameter_that_no_step_has_used_takes_no_state_from_others() -> None:
-    def build() -> tuple[nn.Module, Optimizer]:
-        model = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 2)})
-        return model, Averages(model.parameters())
-
-    model, optimizer = build()
-    model["used"](torch.ones(1, 2)).sum().backward()  # type: ignore[index]
-    optimizer.step()
-    optimizer.step()
-    saved = named_state(model, optimizer)
-    saved["optimizer"] = {name: value for name, value in saved["optimizer"].items() if "state.unused" not in name}
-    model, optimizer = build()
-    load_named_state(model, optimizer, saved)
-    states = {name: optimizer.state.get(parameter) for name, parameter in model.named_parameters()}
-    assert states["unused.weight"] is None
-    assert states["used.weight"] == {"step": 2, "average": pytest.approx(torch.full((2, 2), 2.0))}
 
 
 def test_a_second_loop_is_refused_before_it_repeats_steps(tmp_path: Path) -> None:
