@@ -98,7 +98,12 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
         raise LocalClusterError("Helm is not built yet. Run `python -m spottrain_local.binaries`.")
     check_operator_image(cluster.spec())
     with _alone(cluster), tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder:
-        _forget_unfinished(cluster)
+        # Helm keeps no files of its own in the user's folders. What it and kubectl learn of the API server is older
+        # than the CRDs, and the user's kubectl would believe it.
+        env = {"KUBECONFIG": str(cluster.kubeconfig), "KUBECACHEDIR": f"{folder}/discovery"} | {
+            f"HELM_{kind}_HOME": f"{folder}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA")
+        }
+        _forget_unfinished(env)
         values = Path(folder) / "values.yaml"
         values.write_text(yaml.safe_dump(local_values(cluster.spec(), cluster.unused_ip())))
         extra = Path(folder) / "extra.yaml"
@@ -114,11 +119,7 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
                 # CRDs that kubectl applied become the release's.
                 *("--take-ownership", "--force-conflicts"),
             ],
-            cluster.kubeconfig,
-            # Helm keeps no files of its own in the user's folders. What it learns of the API server is older than the
-            # CRDs, and kubectl would believe it.
-            {f"HELM_{kind}_HOME": f"{folder}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA")}
-            | {"KUBECACHEDIR": f"{folder}/discovery"},
+            env,
         )
 
 
@@ -130,14 +131,14 @@ def _alone(cluster: Cluster) -> Iterator[None]:
         yield
 
 
-def _forget_unfinished(cluster: Cluster) -> None:
+def _forget_unfinished(env: dict[str, str]) -> None:
     """Delete the record of an operation whose Helm was killed.
 
     What it installed stays, and the next one takes it over.
     """
     selector = f"owner=helm,name={RELEASE},status in ({','.join(UNFINISHED)})"
     command = ("delete", "secret", "--namespace", NAMESPACE, "--selector", selector)
-    _run([find_kubectl(), *command], cluster.kubeconfig)
+    _run([find_kubectl(), *command], env)
 
 
 def find_helm(binaries: Binaries) -> str:
@@ -157,12 +158,11 @@ def find_kubectl() -> str:
     return found
 
 
-def _run(command: Sequence[str], kubeconfig: Path, more_env: dict[str, str] | None = None) -> None:
-    env = os.environ | {"KUBECONFIG": str(kubeconfig)} | (more_env or {})
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+def _run(command: Sequence[str], env: dict[str, str]) -> None:
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).strip()
         raise LocalClusterError(
             f"`{Path(command[0]).name} {' '.join(command[1:3])}` failed: {said}\nSee"
-            f" `kubectl --kubeconfig {kubeconfig} -n {NAMESPACE} get pods`."
+            f" `kubectl --kubeconfig {env['KUBECONFIG']} -n {NAMESPACE} get pods`."
         )
