@@ -99,7 +99,8 @@ def test_a_bad_spec_is_refused_with_a_sentence(namespace: Namespace, case: str) 
 @pytest.mark.parametrize("case", hostile_specs.SHOWN)
 def test_the_api_server_accepts_what_is_shown_as_text(namespace: Namespace, case: str) -> None:
     text = hostile_specs.SHOWN[case]
-    said = namespace.try_job(MINIMAL | hostile_specs.uri(f"s3://bucket/{text}") | hostile_specs.script(script=text))
+    uri = f"s3://bucket/{text.replace('#', '')}"  # which no URI may have
+    said = namespace.try_job(MINIMAL | hostile_specs.uri(uri) | hostile_specs.script(script=text))
     assert said == ""
 
 

@@ -20,6 +20,7 @@ from spottrain_api.processes import die_with_parent
 named, name = os.pipe()
 child = os.fork()
 if child == 0:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     die_with_parent()
     ctypes.CDLL(None).prctl(15, "обучение модели".encode(), 0, 0, 0)
     os.write(name, b"1")

@@ -77,7 +77,8 @@ def test_without_a_terminal_the_job_is_a_line() -> None:
 @pytest.fixture
 def handlers() -> Iterator[None]:
     """The test may set handlers of signals."""
-    before = {number: signal.getsignal(number) for number in ENDS}
+    # A shell without job control, or nohup, may have left the tests with ignored ones.
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
