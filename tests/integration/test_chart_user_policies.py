@@ -125,6 +125,7 @@ def test_rights_on_jobs_alone_give_no_use_of_anything_else(site: Site, poor: str
     assert f"{MAY_NOT} {verb}." in said
 
 
+@pytest.mark.nightly
 def test_the_right_to_use_one_object_is_enough(site: Site, users: Any) -> None:
     for verb, group, resource in sorted(set(USED.values())):
         only = {} if verb == "create" else {"resourceNames": ["theirs"]}

@@ -125,6 +125,7 @@ def assert_head_is_made_anew(run: Run, newest: Commit) -> None:
         assert committed(run)[0] == newest
 
 
+@pytest.mark.nightly
 def test_damaged_frozen_weights_fail_the_job_with_a_sentence_and_are_good_again_once_restored(
     run: Run, job_store: JobStore
 ) -> None:

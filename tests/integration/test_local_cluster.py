@@ -119,6 +119,7 @@ def test_on_demand_nodes_are_not_preempted(local_cluster: Cluster) -> None:
         local_cluster.preempt(["on-demand-0"], notice_seconds=30)
 
 
+@pytest.mark.nightly
 def test_two_clusters_side_by_side_until_the_state_of_one_is_removed(
     local_cluster: Cluster, kubectl: Kubectl, tmp_path: Path
 ) -> None:

@@ -403,6 +403,7 @@ def json_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("json_logs")
+@pytest.mark.nightly
 def test_a_spot_node_that_nobody_watches_is_in_the_jobs_condition_until_somebody_does(
     operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl, tmp_path: Path
 ) -> None:

@@ -259,6 +259,7 @@ def test_a_store_that_goes_away_while_a_commit_is_read_is_waited_for(
 
 
 @pytest.mark.parametrize("proxy", ["s3"], indirect=True)
+@pytest.mark.nightly
 def test_a_store_that_says_nothing_is_reported_long_before_it_fails(run: Run, proxy: FaultyProxy) -> None:
     proxy.play("hangs")
     with run.running(WORLD_SIZE):
