@@ -265,9 +265,8 @@ def phase_spans(history: Sequence[HistoryPoint], start: float, end: float) -> li
 def recorded_since(history: Sequence[HistoryPoint], start: float) -> float:
     """Return since when the history knows the job, in Unix seconds.
 
-    It is `start`, or the time of its first point.
-
-    A history that was deleted begins again with a later generation.
+    It is `start`, or the time of its first point if it begins late: a history that was deleted begins again with a
+    later generation.
     """
     begins_late = history and (history[0].generation > 1 or history[0].step > 0)
     return history[0].at if begins_late else start

@@ -9,7 +9,6 @@ They run the script as `python script.py` would (worker.py).
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,19 +76,15 @@ def run_launcher(request: LaunchRequest) -> int:
         _run_torchrun(request, console)
     except ChildFailedError as error:
         exit_codes = {failure.local_rank: failure.exitcode for failure in error.failures.values()}
-        _report(LauncherEnded(exit_codes=exit_codes), run_dir)
+        LauncherEnded(exit_codes=exit_codes).write_if_possible(run_dir / FILE_LAUNCHER)
         return 1
     except BaseException as error:
         # Whatever the error, the agent turns it into the failure that the user sees.
-        _report(LauncherEnded(exception=type(error).__qualname__, message=str(error)), run_dir)
+        ended = LauncherEnded(exception=type(error).__qualname__, message=str(error))
+        ended.write_if_possible(run_dir / FILE_LAUNCHER)
         return 1
-    _report(LauncherEnded(), run_dir)
+    LauncherEnded().write_if_possible(run_dir / FILE_LAUNCHER)
     return 0
-
-
-def _report(ended: LauncherEnded, run_dir: Path) -> None:
-    with contextlib.suppress(OSError):  # on a full disk, the exit code has to do
-        ended.write(run_dir / FILE_LAUNCHER)
 
 
 def _run_torchrun(request: LaunchRequest, console: Console) -> None:

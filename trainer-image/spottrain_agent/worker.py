@@ -73,17 +73,12 @@ def run_worker(entrypoint: Entrypoint, run_dir: Path, console: Console) -> None:
     ended = _run_as_main(entrypoint)
     if ended.exit_code == 0:
         _finish()
-        _report(ended, run_dir / worker_ended_file(local_rank))
+        ended.write_if_possible(run_dir / worker_ended_file(local_rank))
         return
     # Report a failure at once: exit handlers of a broken job may hang on peers that are gone.
-    _report(ended, run_dir / worker_ended_file(local_rank))
+    ended.write_if_possible(run_dir / worker_ended_file(local_rank))
     _finish()
     os._exit(ended.exit_code)
-
-
-def _report(ended: WorkerEnded, path: Path) -> None:
-    with contextlib.suppress(OSError):  # on a full disk, the exit code has to do
-        ended.write(path)
 
 
 def _start_writer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -68,6 +69,11 @@ class Message(BaseModel):
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+
+    def write_if_possible(self, path: Path) -> None:
+        """Replace the file at `path`, or leave it as it was, as on a full disk."""
+        with contextlib.suppress(OSError):
+            self.write(path)
 
     @classmethod
     def read(cls, path: Path) -> Self | None:

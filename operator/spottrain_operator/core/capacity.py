@@ -1,4 +1,4 @@
-"""Which pods are created: for the places that are free, of which type and in which pool.
+"""Which pods are created: for which free places, and in which pools.
 
 If spot nodes don't come, on-demand nodes stand in, and a pod leaves a pool without capacity.
 """

@@ -1,4 +1,4 @@
-"""Which pods keep their place in the job, and how many more it wants of each capacity type."""
+"""Which pods keep their place in the job, and how many more it wants."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class ProgressReporter:
             commit=self.progress.commit,
             failure=failure,
         )
-        self._leave(outcome, outcome_file(self._local_rank))
+        self._write_file(outcome, outcome_file(self._local_rank))
         self.update(phase=TrainerPhase.DONE)
 
     def committed(self, commit: CommitRef) -> None:
@@ -130,9 +130,9 @@ class ProgressReporter:
 
     def _write(self) -> Future[None]:
         self._written_at = time.monotonic()
-        return self._background.submit(partial(self._leave, self.progress, progress_file(self._local_rank)))
+        return self._background.submit(partial(self._write_file, self.progress, progress_file(self._local_rank)))
 
-    def _leave(self, message: Message, name: str) -> None:
+    def _write_file(self, message: Message, name: str) -> None:
         if self._run_dir is None:
             return
         try:
