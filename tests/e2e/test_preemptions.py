@@ -118,6 +118,7 @@ def test_a_job_of_spot_nodes_alone_survives_the_loss_of_its_host(operator_cluste
     assert told.count("StrategyChosen") == 1
 
 
+@pytest.mark.nightly
 def test_a_notice_is_heeded_while_the_operator_is_stopped(operator_cluster: Cluster, tmp_path: Path) -> None:
     """Without the operator, the ranks stop together, commit and end.
 

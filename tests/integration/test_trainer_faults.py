@@ -19,7 +19,7 @@ from spottrain_api.contract import FILE_AT_RISK, CommitRef, DrainRequest, Failur
 from trainer_runs import STEPS, Faults, Run, assert_drained, assert_succeeded
 
 
-@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+@pytest.fixture(scope="module", params=[pytest.param("ddp", marks=pytest.mark.nightly), "fsdp"])
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, fork: Any) -> Run:
     """Three ranks with dropout, to compare bit by bit."""
     run = Run(tmp_path_factory.mktemp(request.param), fork, strategy=request.param, dropout=0.2)

@@ -242,7 +242,9 @@ def test_a_generation_that_resumes_waits_for_its_store_unless_it_is_to_stop(run:
 
 
 @pytest.mark.parametrize("proxy", ["s3"], indirect=True)
-@pytest.mark.parametrize(("strategy", "within"), [("ddp", ".data"), ("auto", "manifest")])
+@pytest.mark.parametrize(
+    ("strategy", "within"), [("ddp", ".data"), pytest.param("auto", "manifest", marks=pytest.mark.nightly)]
+)
 def test_a_store_that_goes_away_while_a_commit_is_read_is_waited_for(
     run: Run, proxy: FaultyProxy, strategy: str, within: str
 ) -> None:

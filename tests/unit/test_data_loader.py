@@ -85,7 +85,7 @@ def batches_of(dataset: Any, *, steps: int = 8, seconds: float = 0.0, **how: Any
     [
         {"num_workers": 1},
         {"num_workers": 2, "loader": {"prefetch_factor": 1}},
-        {"num_workers": 1, "loader": {"multiprocessing_context": "spawn"}},
+        pytest.param({"num_workers": 1, "loader": {"multiprocessing_context": "spawn"}}, marks=pytest.mark.nightly),
         {"seconds": 1.0},
     ],
     ids=["one", "two", "spawned", "default"],
