@@ -156,3 +156,14 @@ def test_a_parameter_that_no_step_has_used_takes_no_state_from_others() -> None:
     states = {name: optimizer.state.get(parameter) for name, parameter in model.named_parameters()}
     assert states["unused.weight"] is None
     assert states["used.weight"] == {"step": 2, "average": pytest.approx(torch.full((2, 2), 2.0))}
+
+
+def test_a_commit_before_the_first_update_counts_no_update() -> None:
+    """Adam corrects its moments by the number of updates."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    saved = named_state(model, optimizer)
+    assert saved["optimizer"]["state.weight.step"] == 0
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert [state["step"] for state in optimizer.state.values()] == [1, 1]

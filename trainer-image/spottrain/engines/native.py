@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -37,10 +38,23 @@ def named_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
                 if not isinstance(value, DTensor):
                     refuse_foreign_shape(key, value)
     model = without_wrapper(model)
-    return {
-        "model": model_state(model),
-        "optimizer": get_optimizer_state_dict(model, optimizer, options=_OPTIONS),
-    }
+    is_new = not optimizer.state
+    values = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
+    if is_new and optimizer.state:
+        count_no_step([*optimizer.param_groups, *optimizer.state.values()])
+        values = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
+    return {"model": model_state(model), "optimizer": values}
+
+
+def count_no_step(states: Iterable[dict[str, Any]]) -> None:
+    """Set the counters of an optimizer to 0 after the step that made its state.
+
+    That step has gradients and a rate of zero, so that nothing else of Adam and its relatives differs from before. It
+    would count in the correction of their moments.
+    """
+    for state in states:
+        if "step" in state:
+            state["step"] = torch.zeros_like(state["step"]) if isinstance(state["step"], torch.Tensor) else 0
 
 
 def refuse_foreign_shape(key: str, value: Any) -> None:
