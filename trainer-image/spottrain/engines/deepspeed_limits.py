@@ -12,8 +12,11 @@ from torch.optim import Optimizer
 from spottrain.engines.model_state import unfit_for_shards, wrapping_names
 
 # Optimizers, by the names of their classes, whose update of an element depends on the rest of its tensor. DeepSpeed's
-# own Muon has another name, and knows ZeRO.
-_OF_WHOLE_TENSORS = {"adafactor", "fusedlamb", "lamb", "lars", "muon", "novograd", "shampoo", "soap"}
+# own Muon has another name, and knows ZeRO. The rates of Prodigy and D-Adaptation depend on all tensors.
+_OF_WHOLE_TENSORS = {
+    *("adafactor", "fusedlamb", "lamb", "lars", "muon", "novograd", "shampoo", "soap"),
+    *("dadaptadagrad", "dadaptadam", "dadaptadan", "dadaptlion", "dadaptsgd", "prodigy"),
+}
 # Types whose gradients DeepSpeed adds up at stage 0.
 _SUMMED = {torch.float16, torch.bfloat16, torch.float32}
 
