@@ -109,7 +109,7 @@ def damages(run: Run, newest: Commit, store: JobStore) -> Iterator[tuple[str, Wa
 
 
 def assert_head_is_made_anew(run: Run, newest: Commit, ways: tuple[Way, ...]) -> None:
-    """HEAD itself, damaged in each of these ways: no commit is lost, and it is there again."""
+    """No commit is lost when HEAD itself is damaged, and it is there again."""
     storage = run.storage()
     for how in ways:
         damaged = how(storage.get(HEAD_KEY)[0], b"")
