@@ -17,8 +17,11 @@ Answers = Callable[[str], tuple[int, dict[str, Any] | str]]
 
 
 @contextlib.contextmanager
-def answering_server(folder: Path, answers: Answers) -> Iterator[Path]:
-    """Run the server, and give the kubeconfig for it, which lies in `folder`."""
+def answering_server(folder: Path, answers: Answers, *, namespace: str | None = None) -> Iterator[Path]:
+    """Run the server, and give the kubeconfig for it, which lies in `folder`.
+
+    `namespace` is that of its context.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -35,12 +38,13 @@ def answering_server(folder: Path, answers: Answers) -> Iterator[Path]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
+    context = {"cluster": "c", "user": "c"} | ({"namespace": namespace} if namespace is not None else {})
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(
         yaml.safe_dump(
             {
                 "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
-                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+                "contexts": [{"name": "c", "context": context}],
                 "users": [{"name": "c", "user": {}}],
                 "current-context": "c",
             }

@@ -70,7 +70,10 @@ def _not_empty(_context: click.Context, _parameter: click.Parameter, name: str |
 
 
 namespace_option = click.option(
-    "-n", "--namespace", callback=_not_empty, default="default", show_default=True, help="The job's namespace."
+    "-n",
+    "--namespace",
+    callback=_not_empty,
+    help="The job's namespace. Default: that of the kubeconfig's context, otherwise `default`.",
 )
 kubeconfig_option = click.option(
     "--kubeconfig", help="Path of the kubeconfig. Default: kubectl's own rules (KUBECONFIG, ~/.kube/config)."
@@ -83,7 +86,7 @@ kubeconfig_option = click.option(
 @click.option("-A", "--all-namespaces", is_flag=True, help="List the jobs of all namespaces.")
 @namespace_option
 @kubeconfig_option
-def status(job: str | None, watch: bool, all_namespaces: bool, namespace: str, kubeconfig: str | None) -> None:
+def status(job: str | None, watch: bool, all_namespaces: bool, namespace: str | None, kubeconfig: str | None) -> None:
     """Show the state of JOB. Without JOB, list all jobs of the namespace.
 
     On a narrow terminal, the list leaves out columns.
@@ -91,6 +94,7 @@ def status(job: str | None, watch: bool, all_namespaces: bool, namespace: str, k
     if job is not None and all_namespaces:
         raise UserError("--all-namespaces lists jobs: leave JOB out, or name its namespace with -n.")
     reader = JobReader(kubeconfig)
+    namespace = namespace or reader.namespace
     console = Console()
     if job is None and watch:
         watch_jobs(reader, None if all_namespaces else namespace, console)
@@ -189,14 +193,15 @@ _LEAST_IMPORTANT_FIRST = ("Redone", "Preempted", "Goodput", "Tokens/s", "World",
 @click.option("--all", "everyone", is_flag=True, help="Follow all pods. Each line starts with its pod's name.")
 @namespace_option
 @kubeconfig_option
-def logs(job: str, node_rank: int, everyone: bool, namespace: str, kubeconfig: str | None) -> None:
+def logs(job: str, node_rank: int, everyone: bool, namespace: str | None, kubeconfig: str | None) -> None:
     """Follow the log of JOB to its end, from one generation to the next.
 
     Shows node rank 0, whichever pod that is. Exits with 0 if the job succeeds. The logs of the last generation can be
     read until the job is deleted.
     """
+    reader = JobReader(kubeconfig)
     follower = Follower(
-        JobLogs(reader=JobReader(kubeconfig), namespace=namespace, job=job),
+        JobLogs(reader=reader, namespace=namespace or reader.namespace, job=job),
         wanted=lambda member: everyone or member.node_rank == node_rank,
         prefix=everyone,
         write=click.echo,
@@ -210,7 +215,7 @@ def logs(job: str, node_rank: int, everyone: bool, namespace: str, kubeconfig: s
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: JOB.html.")
 @namespace_option
 @kubeconfig_option
-def report(job: str, output: Path | None, namespace: str, kubeconfig: str | None) -> None:
+def report(job: str, output: Path | None, namespace: str | None, kubeconfig: str | None) -> None:
     """Write a self-contained HTML report of JOB.
 
     It shows loss, throughput, members, time in each phase, and cost.
@@ -219,7 +224,8 @@ def report(job: str, output: Path | None, namespace: str, kubeconfig: str | None
     from spottrain_cli.report import html_report
 
     path = output or Path(f"{job}.html")
-    snapshot = JobReader(kubeconfig).read(namespace, job, with_history=True)
+    reader = JobReader(kubeconfig)
+    snapshot = reader.read(namespace or reader.namespace, job, with_history=True)
     page = html_report(snapshot, now())
     try:
         path.write_text(page, encoding="utf-8")

@@ -37,10 +37,15 @@ def answer(path: str, phase: str = "Running") -> tuple[int, dict[str, Any]]:
     return 200, job if path.endswith("/gpt") else {"items": []}
 
 
-def spottrain(folder: Path, answers: Answers, *command: str, charset: str = "utf-8") -> Result:
-    """The result of a command at an API server with these answers."""
+def spottrain(
+    folder: Path, answers: Answers, *command: str, charset: str = "utf-8", namespace: str | None = None
+) -> Result:
+    """The result of a command at an API server with these answers.
+
+    `namespace` is that of the kubeconfig's context.
+    """
     runner = CliRunner(env={"COLUMNS": "300"}, charset=charset)
-    with answering_server(folder, answers) as kubeconfig:
+    with answering_server(folder, answers, namespace=namespace) as kubeconfig:
         return runner.invoke(main, [*command, "--kubeconfig", str(kubeconfig)], catch_exceptions=False)
 
 
@@ -107,6 +112,27 @@ def test_an_empty_name_is_refused(command: tuple[str, ...], empty: str, tmp_path
     assert result.exit_code == 2
     assert f"Invalid value for '{empty}" in result.output
     assert "It is empty. Is a variable not set?" in result.output
+
+
+@pytest.mark.parametrize("command", ["status", "status gpt", "status gpt --watch", "logs gpt", "report gpt"])
+@pytest.mark.parametrize(
+    ("context", "option", "asked"),
+    [(None, "", "default"), ("", "", "default"), ("team-a", "", "team-a"), ("team-a", "-n default", "default")],
+    ids=["none", "empty", "context", "option"],
+)
+def test_the_namespace_is_that_of_the_context_unless_one_is_named(
+    command: str, context: str | None, option: str, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # for the report
+    paths: list[str] = []
+
+    def notes(path: str) -> tuple[int, dict[str, Any]]:
+        paths.append(path)
+        return answer(path, "Succeeded")
+
+    result = spottrain(tmp_path, notes, *command.split(), *option.split(), namespace=context)
+    assert result.exit_code == 0, result.output
+    assert f"/namespaces/{asked}/trainingjobs" in paths[0]
 
 
 @pytest.mark.parametrize("command", [("status", "gpt"), ("logs", "gpt")], ids=["status", "logs"])
