@@ -98,13 +98,10 @@ def show(uri: str, step: int | None, endpoint_url: str | None) -> None:
 
 @checkpoints.command("verify")
 @uri_argument
-@step_option
+@click.option("--step", type=int, help="Step of the only commit to read. Default: all commits.")
 @endpoint_option
 def verify(uri: str, step: int | None, endpoint_url: str | None) -> None:
-    """Read every byte of the commits at URI, and compare the checksums.
-
-    With --step, only the commit of that step is read.
-    """
+    """Read every byte of the commits at URI, and compare the checksums."""
     damaged = 0
     with _sentences():
         storage, head = _open(uri, endpoint_url)

@@ -103,6 +103,11 @@ def test_weights_that_commits_share_are_counted_once(tmp_path: Path) -> None:
     assert "Damaged: 2 of 2 commits" in run("verify", uri).output
 
 
+def test_help_names_the_commits_that_are_read_without_a_step() -> None:
+    for name, commits in (("show", "the newest one"), ("verify", "all commits"), ("export", "the newest one")):
+        assert f"Default: {commits}." in run(name, "--help").output, name
+
+
 def test_show(uri: str) -> None:
     output = run("show", uri, "--step", "10").output
     assert "Step 10 of generation 1" in output
