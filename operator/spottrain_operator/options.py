@@ -10,23 +10,25 @@ import click
 from spottrain_api.wording import one_line
 
 _KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 
 
 def _labels(_context: click.Context, option: click.Parameter, text: str) -> dict[str, str]:
-    """Parse "key=value,key=value".
+    """Parse "key=value,key=value". A value may be empty.
 
     Raises:
         click.BadParameter: It isn't such a list.
     """
-    labels = dict(each.strip().partition("=")[::2] for each in text.split(",") if each.strip())
-    for key, value in labels.items():
-        if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
+    labels = {}
+    for pair in filter(None, map(str.strip, text.split(","))):
+        key, separator, value = pair.partition("=")
+        if not (_KEY.fullmatch(key) and separator and _VALUE.fullmatch(value)):
             raise click.BadParameter(
-                f"{one_line(f'{key}={value}')!r} is not a label with its value. Write key=value pairs with commas "
+                f"{one_line(pair)!r} is not a label with its value. Write key=value pairs with commas "
                 "between them; in the chart's values, they are a map.",
                 param=option,
             )
+        labels[key] = value
     return labels
 
 

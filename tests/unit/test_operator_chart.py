@@ -253,7 +253,11 @@ def test_no_job_pushes_the_operator_off_its_node(rendered: list[dict[str, Any]])
     [
         ((), Scope(), [""]),
         (("watchNamespaces.names={a,b}",), Scope(names=frozenset("ab")), ["a", "b"]),
-        (("watchNamespaces.labels.fleet=a",), Scope(labels={"fleet": "a"}), [""]),
+        (
+            ("watchNamespaces.labels.fleet=a,watchNamespaces.labels.spare=",),
+            Scope(labels={"fleet": "a", "spare": ""}),
+            [""],
+        ),
     ],
     ids=["all", "a list", "a selector"],
 )
@@ -300,7 +304,7 @@ def test_the_watcher_knows_its_node_and_runs_on_every_tainted_one(rendered: list
 
 @pytest.mark.cluster
 def test_a_port_and_more_spot_labels_reach_the_watcher_the_operator_and_its_pods() -> None:
-    labels = 'spotLabels={"example.com/capacity":"spot","example.com/cheap":"true"}'
+    labels = 'spotLabels={"example.com/capacity":"spot","example.com/cheap":"true","example.com/spare":""}'
     objects = render("--set", "watcher.port=9999,podMonitor.enabled=true", "--set-json", labels)
     watcher, operator = (one(objects, kind)["spec"]["template"]["spec"] for kind in ("DaemonSet", "Deployment"))
     [container], [of_operator] = watcher["containers"], operator["containers"]
@@ -319,7 +323,7 @@ def test_a_port_and_more_spot_labels_reach_the_watcher_the_operator_and_its_pods
 
     command = ["--control-url", "https://a", "--spot-labels", env_of(of_operator)["SPOTTRAIN_SPOT_LABELS"]]
     site = Site(spot_labels=main.make_context("operator", command).params["spot_labels"])
-    assert site.spot_labels == {"example.com/capacity": "spot", "example.com/cheap": "true"}
+    assert site.spot_labels == {"example.com/capacity": "spot", "example.com/cheap": "true", "example.com/spare": ""}
     spec = TrainingJobSpec.model_validate(
         {
             **{"image": "i", "entrypoint": {"script": "t.py"}, "nodes": {"max": 1}, "batch": {"global": 1}},
@@ -339,7 +343,7 @@ def test_a_watcher_on_all_nodes_stays_on_all_nodes() -> None:
     assert "affinity" not in one(objects, "DaemonSet")["spec"]["template"]["spec"]
 
 
-@pytest.mark.parametrize("text", ["spot", "=spot", "a=", "a b=c", "a=b=c", "a=b\nc=d", f"a={'x' * 10_000}"])
+@pytest.mark.parametrize("text", ["spot", "=spot", "a b=c", "a=b=c", "a=b\nc=d", f"a={'x' * 10_000}"])
 def test_a_label_that_is_none_is_refused_with_a_sentence(text: str) -> None:
     with pytest.raises(click.BadParameter) as refused:
         main.make_context("operator", ["--control-url", "https://a", "--spot-labels", text])

@@ -49,7 +49,7 @@
 {{- range .ours.names }}{{ if has . $.theirs.names }}{{ $overlap = true }}{{ end }}{{ end }}
 {{- else }}
 {{- range $key, $value := .ours.labels }}
-{{- if ne (get ($.theirs.labels | default dict) $key | default $value) $value }}{{ $overlap = false }}{{ end }}
+{{- if ne (dig $key $value ($.theirs.labels | default dict)) $value }}{{ $overlap = false }}{{ end }}
 {{- end }}
 {{- end }}
 {{- if $overlap }}true{{ end }}

@@ -29,7 +29,7 @@
 {{- if include "spottrain.matches" (dict "labels" $labels "expressions" .matchExpressions) }}{{ $any = true }}{{ end }}
 {{- end }}
 {{- range $key, $value := .selector | default dict }}
-{{- if ne (index $labels $key | default "") $value }}{{ $any = false }}{{ end }}
+{{- if not (and (hasKey $labels $key) (eq (index $labels $key) $value)) }}{{ $any = false }}{{ end }}
 {{- end }}
 {{- if $any }}true{{ end }}
 {{- end }}
