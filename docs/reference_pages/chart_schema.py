@@ -13,8 +13,8 @@ from typing import Any
 from . import chart
 
 FILE = chart.FILE.with_name("values.schema.json")
-# Helm passes it to a chart that another one contains.
-NOT_OURS = {"global"}
+# Helm passes these to a chart that another one contains: `enabled`, if that is the condition for it.
+NOT_OURS = {"global", "enabled"}
 
 
 class SchemaMismatchError(Exception):

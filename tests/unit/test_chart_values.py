@@ -135,6 +135,7 @@ def test_a_wrong_value_is_refused(value: str, sentence: str) -> None:
         "affinity=null",
         "dashboard.labels.grafana_dashboard=null",
         "global.registry=x",
+        "enabled=true",
     ],
 )
 def test_a_right_value_is_accepted(value: str) -> None:
