@@ -127,7 +127,8 @@ images: image-operator ## Build both images: make images REGISTRY=registry.examp
 	$(BUILDER) build -t $(TRAINER_IMAGE) --build-arg BASE=$(TRAINER_BASE) --build-arg TORCH=$(TRAINER_TORCH) \
 		-f trainer-image/Dockerfile .
 
-push: ## Push the images of `make images`, with the version as tag.
+# `make images push` pushes what it built, with --jobs, too.
+push: $(filter images image-operator,$(MAKECMDGOALS)) ## Push the images of `make images`, with the version as tag.
 	$(CHECK_IMAGES)
 	$(BUILDER) push $(OPERATOR_IMAGE)
 	$(BUILDER) push $(TRAINER_IMAGE)

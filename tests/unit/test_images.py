@@ -78,6 +78,12 @@ def test_the_operators_image_can_be_built_alone() -> None:
     assert re.findall(r" build -t (\S+) ", printed) == [operator_image()]
 
 
+def test_images_are_built_before_they_are_pushed() -> None:
+    command = ["make", "--dry-run", "push", "images", "BUILDER=docker", "REGISTRY=r"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert re.findall(r"^docker (\w+) ", printed, re.MULTILINE) == ["build", "build", "push", "push"]
+
+
 @pytest.mark.parametrize("target", ["images", "image-operator"])
 def test_make_images_says_that_it_needs_a_registry(target: str) -> None:
     done = subprocess.run(
