@@ -25,6 +25,7 @@ from spottrain_operator.cluster.api_server import JSON, connection_info
 from spottrain_operator.cluster.client import ClusterError, Manifest
 from spottrain_operator.cluster.definitions import crd_problem
 from spottrain_operator.cluster.kubernetes_client import DEFINITIONS, NODES, PODS, SECRETS, path_of
+from spottrain_operator.cluster.placement import fits
 from spottrain_operator.control_api.certificate_keeper import CA, SECRET_NAME, decoded
 from spottrain_operator.options import spot_labels_option, watch_namespaces_option
 from spottrain_operator.rights import RIGHTS, asked, questions
@@ -51,13 +52,20 @@ def denied_problem(denied: Sequence[str], part: str) -> str:
     )
 
 
-def watchers_problem(nodes: Iterable[Manifest], pods: Iterable[Manifest], spot_labels: Mapping[str, str]) -> str:
+def watchers_problem(
+    nodes: Iterable[Manifest], pods: Iterable[Manifest], spot_labels: Mapping[str, str], placement: Manifest
+) -> str:
     """Which nodes with one of `spot_labels` have no watcher, if any.
 
-    Nodes that are not ready are left out.
+    Nodes that are not ready are left out, and those that the watcher's `placement` leaves out: its nodeSelector and
+    its nodeSelectorTerms.
     """
     watched = {pod["spec"].get("nodeName") for pod in pods if _has(pod, "Ready")}
-    spot = [node["metadata"]["name"] for node in nodes if _is_spot(node, spot_labels) and _has(node, "Ready")]
+    spot = [
+        node["metadata"]["name"]
+        for node in nodes
+        if _is_spot(node, spot_labels) and _is_selected(node, placement) and _has(node, "Ready")
+    ]
     if missing := sorted(set(spot) - watched):
         return (
             f"no watcher is ready on {len(missing)} of {len(spot)} spot nodes: {', '.join(missing[:5])}"
@@ -70,6 +78,16 @@ def watchers_problem(nodes: Iterable[Manifest], pods: Iterable[Manifest], spot_l
 def _is_spot(node: Manifest, spot_labels: Mapping[str, str]) -> bool:
     labels = node["metadata"].get("labels") or {}
     return any(labels.get(key) == value for key, value in spot_labels.items())
+
+
+def _is_selected(node: Manifest, placement: Manifest) -> bool:
+    labels = node["metadata"].get("labels") or {}
+    if not (placement.get("nodeSelector") or {}).items() <= labels.items():
+        return False
+    terms = placement.get("nodeSelectorTerms")
+    # What a term asks of a node's fields is not read: the node may be left out.
+    expressions = [term.get("matchExpressions") for term in terms or () if not term.get("matchFields")]
+    return not terms or any(each and all(fits(one, labels) for one in each) for each in expressions)
 
 
 def _has(thing: Manifest, condition: str) -> bool:
@@ -110,12 +128,14 @@ class Installation:
         namespace: str,
         url: str,
         spot_labels: Mapping[str, str],
+        placement: Manifest,
         watched: Sequence[str] = (),
     ) -> None:
         self._api = api
         self._namespace = namespace
         self._url = url
         self._spot_labels = spot_labels
+        self._placement = placement
         self._watched = watched
 
     def checks(self, part: str, watchers: str) -> list[Check]:
@@ -165,7 +185,7 @@ class Installation:
     def _watchers(self, labels: str) -> str:
         pods = self._api.ask(f"{path_of(PODS, self._namespace)}?{urlencode({'labelSelector': labels})}")
         nodes = self._api.ask(path_of(NODES))
-        return watchers_problem(nodes["items"], pods["items"], self._spot_labels)
+        return watchers_problem(nodes["items"], pods["items"], self._spot_labels, self._placement)
 
     def _rights(self, part: str) -> str:
         denied = [asked(each) for each in questions(part, self._namespace, self._watched) if not self._may(each)]
@@ -205,6 +225,7 @@ def run(checks: Sequence[Check], patience_seconds: float, say: Callable[[str], N
 @click.option("--url", envvar=ENV_CONTROL_URL, required=True, help="Address of the operator's control API.")
 @click.option("--namespace", envvar="POD_NAMESPACE", required=True, help="Namespace of the release.")
 @click.option("--watchers", default="", help="Labels of the watcher's pods. Without it, they are not looked for.")
+@click.option("--placement", default="{}", help="JSON with nodeSelector and nodeSelectorTerms of the watcher's pods.")
 @spot_labels_option
 @watch_namespaces_option
 @click.option(
@@ -217,6 +238,7 @@ def main(
     url: str,
     namespace: str,
     watchers: str,
+    placement: str,
     spot_labels: dict[str, str],
     watch_namespaces: tuple[str, ...],
     patience: float,
@@ -231,6 +253,7 @@ def main(
         namespace=namespace,
         url=url.rstrip("/"),
         spot_labels={**SPOT_LABELS, **spot_labels},
+        placement=json.loads(placement),
         watched=watch_namespaces,
     )
     if not run(release.checks(part, watchers), patience, click.echo):

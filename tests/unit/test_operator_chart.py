@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from spottrain_operator.command import main
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 from spottrain_operator.core.scope import Scope
 from spottrain_operator.rights import RIGHTS, Right
+from spottrain_operator.selfcheck import main as selfcheck
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "spottrain"
@@ -335,6 +337,19 @@ def test_a_port_and_more_spot_labels_reach_the_watcher_the_operator_and_its_pods
     [term] = required["nodeSelectorTerms"]
     avoided = {each["key"]: each["values"] for each in term["matchExpressions"] if each["operator"] == "NotIn"}
     assert avoided == {key: [value] for key, value in {**SPOT_LABELS, **site.spot_labels}.items()}
+
+
+@pytest.mark.cluster
+def test_helm_test_knows_where_the_watcher_runs() -> None:
+    objects = render("--set", "watcher.nodeSelector.pool=gpu", "--set-json", 'spotLabels={"a":"b"}')
+    watcher = one(objects, "DaemonSet")["spec"]["template"]["spec"]
+    [pod] = [each for each in objects if each["metadata"]["name"] == "spottrain-test-operator"]
+    [_, _, _, *arguments] = pod["spec"]["containers"][0]["command"]
+    context = selfcheck.make_context("selfcheck", [*arguments, "--url", "https://a", "--namespace", "a"])
+    assert json.loads(context.params["placement"]) == {
+        "nodeSelector": watcher["nodeSelector"],
+        **watcher["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"],
+    }
 
 
 @pytest.mark.cluster

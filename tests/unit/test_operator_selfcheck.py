@@ -77,9 +77,41 @@ GKE = {"cloud.google.com/gke-spot": "true"}
     ],
 )
 def test_each_spot_node_has_a_watcher(nodes: list[Any], pods: list[Any], problem: str) -> None:
-    found = selfcheck.watchers_problem(nodes, pods, SPOT_LABELS)
+    found = selfcheck.watchers_problem(nodes, pods, SPOT_LABELS, {})
     assert problem in found
     assert bool(found) is bool(problem)
+
+
+GPU = {"pool": "gpu"}
+
+
+def asking(**expression: Any) -> dict[str, Any]:
+    return {"nodeSelectorTerms": [{"matchExpressions": [{"key": "pool", **expression}]}]}
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        pytest.param({"nodeSelector": GPU}, id="node selector"),
+        pytest.param(asking(operator="In", values=["gpu"]), id="In"),
+        pytest.param(
+            {"nodeSelectorTerms": [{"matchExpressions": [{"key": "cpu", "operator": "DoesNotExist"}]}]},
+            id="DoesNotExist",
+        ),
+        pytest.param(asking(operator="Exists"), id="Exists"),
+    ],
+)
+def test_a_spot_node_that_the_watchers_placement_leaves_out_needs_none(placement: dict[str, Any]) -> None:
+    nodes = [node("a", **EKS, **GPU), node("b", **EKS, cpu="only")]
+    assert selfcheck.watchers_problem(nodes, [watcher("a")], SPOT_LABELS, placement) == ""
+    assert "on 1 of 1 spot nodes: a." in selfcheck.watchers_problem(nodes, [], SPOT_LABELS, placement)
+
+
+def test_a_placement_by_fields_of_nodes_is_not_read() -> None:
+    placement = {
+        "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["b"]}]}]
+    }
+    assert selfcheck.watchers_problem([node("a", **EKS)], [], SPOT_LABELS, placement) == ""
 
 
 def test_what_is_denied_is_named_as_kubectl_names_it() -> None:

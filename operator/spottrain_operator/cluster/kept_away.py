@@ -10,7 +10,7 @@ from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_operator.cluster.cache import Index
 from spottrain_operator.cluster.client import Manifest
 from spottrain_operator.cluster.observe import node_view
-from spottrain_operator.cluster.placement import GPU_TOLERATION, Expression, Site, node_affinity, tolerations
+from spottrain_operator.cluster.placement import GPU_TOLERATION, Site, fits, node_affinity, tolerations
 from spottrain_operator.core.model import KeptAway, PodView
 from spottrain_operator.core.notices import DOOMING_TAINTS
 
@@ -53,7 +53,7 @@ def _kept_from(pod: PodView, spec: TrainingJobSpec, nodes: Sequence[Manifest], s
         labels = node["metadata"].get("labels") or {}
         if not spec.pod_template.node_selector.items() <= labels.items():
             continue
-        if not any(all(_fits(each, labels) for each in term["matchExpressions"]) for term in terms):
+        if not any(all(fits(each, labels) for each in term["matchExpressions"]) for term in terms):
             continue
         taints = {key for key in _taints(node) if not any(_tolerates(each, key) for each in tolerated)}
         if _is_down(node, taints):
@@ -81,11 +81,3 @@ def _is_down(node: Manifest, taints: set[str]) -> bool:
 def _tolerates(toleration: Mapping[str, Any], key: str) -> bool:
     """Whether it may tolerate a taint with this key: the cache keeps no values."""
     return toleration.get("key") in (None, "", key)
-
-
-def _fits(expression: Expression, labels: Mapping[str, str]) -> bool:
-    """Whether labels are as an expression of `placement.py` demands."""
-    value = labels.get(expression["key"])
-    if expression["operator"] == "Exists":
-        return value is not None
-    return bool((value in expression["values"]) == (expression["operator"] == "In"))

@@ -180,6 +180,25 @@ def tolerations(
     return result
 
 
+def fits(expression: Expression, labels: Mapping[str, str]) -> bool:
+    """Whether a node's labels meet a requirement of a node affinity.
+
+    They don't meet one that compares numbers, Gt or Lt: nothing here asks for that.
+    """
+    value = labels.get(expression["key"])
+    values: list[str] = expression.get("values", [])
+    match expression["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+    return False
+
+
 def _pools(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None) -> list[Pool]:
     return [
         each
