@@ -281,6 +281,17 @@ def test_the_operator_may_write_where_it_leads(
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize(("policy", "actions"), [("null", ["Deny"]), ("audit", ["Warn", "Audit"])])
+def test_the_policy_of_jobs_refuses_unless_it_is_audit(policy: str, actions: list[str]) -> None:
+    [found] = [
+        each["spec"]["validationActions"]
+        for each in render("--set", f"jobs.policy={policy}")
+        if each["kind"] == "ValidatingAdmissionPolicyBinding" and each["metadata"]["name"] == "spottrain-jobs"
+    ]
+    assert found == actions
+
+
+@pytest.mark.cluster
 def test_operator_and_watcher_log_in_the_form_of_the_chart() -> None:
     objects = render("--set", "logFormat=json")
     for kind in ("Deployment", "DaemonSet"):
