@@ -75,6 +75,8 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     if binaries is None:
         pytest.fail("Helm is not built: run `make binaries`.")
     command = [find_helm(binaries), "template", "spottrain", str(CHART), *arguments]
+    if "--name-template" in arguments:
+        command.remove("spottrain")
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -141,6 +143,20 @@ def test_a_wrong_value_is_refused(value: str, sentence: str) -> None:
 def test_a_right_value_is_accepted(value: str) -> None:
     done = helm("--set", value, "--set", "podMonitor.enabled=true", "--set", "dashboard.enabled=true")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["null", "on"])
+def test_names_that_yaml_reads_as_something_else_stay_names(name: str) -> None:
+    monitoring = "podMonitor.enabled=true,alerts.enabled=true,dashboard.enabled=true"
+    names = f"watchNamespaces.names={{{name}}}"
+    done = helm("--namespace", "007", "--name-template", name, "--set", monitoring, "--set-string", names)
+    assert done.returncode == 0, done.stderr
+    for each in filter(None, yaml.safe_load_all(done.stdout)):
+        metadata = each["metadata"]
+        assert metadata.get("namespace", "007") in ("007", name), each["kind"]
+        assert all(isinstance(text, str) for text in (metadata["name"], *metadata.get("labels", {}).values()))
+        assert all(subject["namespace"] == "007" for subject in each.get("subjects", ()))
 
 
 @pytest.mark.cluster
