@@ -292,6 +292,17 @@ def test_the_policy_of_jobs_refuses_unless_it_is_audit(policy: str, actions: lis
 
 
 @pytest.mark.cluster
+def test_a_large_burst_of_requests_stays_a_whole_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("operator: {client: {qps: 2000000, burst: 1000000}}")
+    [container] = one(render("--values", str(values)), "Deployment")["spec"]["template"]["spec"]["containers"]
+    for name in ("SPOTTRAIN_CLIENT_QPS", "SPOTTRAIN_CLIENT_BURST"):
+        monkeypatch.setenv(name, env_of(container)[name])
+    given = main.make_context("operator", ["--control-url", "https://a"]).params
+    assert (given["client_qps"], given["client_burst"]) == (2_000_000, 1_000_000)
+
+
+@pytest.mark.cluster
 def test_operator_and_watcher_log_in_the_form_of_the_chart() -> None:
     objects = render("--set", "logFormat=json")
     for kind in ("Deployment", "DaemonSet"):
