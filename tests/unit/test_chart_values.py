@@ -135,13 +135,16 @@ def test_a_wrong_value_is_refused(value: str, sentence: str) -> None:
         "watcher.resources.limits.memory=1Gi",
         "watcher.priorityClassName=null",
         "affinity=null",
+        "policies.allowedCapabilities=null",
+        "policies.allowedHostPaths=null",
         "dashboard.labels.grafana_dashboard=null",
         "global.registry=x",
         "enabled=true",
     ],
 )
 def test_a_right_value_is_accepted(value: str) -> None:
-    done = helm("--set", value, "--set", "podMonitor.enabled=true", "--set", "dashboard.enabled=true")
+    networks = "jobs.allowedNetworks={efa,tcpx}"
+    done = helm("--set", value, "--set", f"podMonitor.enabled=true,dashboard.enabled=true,{networks}")
     assert done.returncode == 0, done.stderr
 
 
