@@ -88,7 +88,7 @@ requirements: $(STAMP) ## Write requirements/: the images' packages of constrain
 release: binaries ## Build wheel, sdist, chart, CRD, SBOMs of the images and checksums into dist/.
 	rm -rf dist && mkdir dist
 	$(BIN)/python -m hatchling build -d dist
-	$$($(BIN)/python -m spottrain_local.binaries --which helm) package charts/spottrain --destination dist
+	"$$($(BIN)/python -m spottrain_local.binaries --which helm)" package charts/spottrain --destination dist
 	cp crds/*.yaml dist/
 	cp requirements/operator.txt dist/operator-requirements.txt
 	cat requirements/trainer.txt requirements/trainer-cuda.txt > dist/trainer-image-requirements.txt

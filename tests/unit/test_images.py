@@ -78,6 +78,12 @@ def test_the_operators_image_can_be_built_alone() -> None:
     assert re.findall(r" build -t (\S+) ", printed) == [operator_image()]
 
 
+def test_helm_may_be_in_a_folder_with_a_space_in_its_name() -> None:
+    uses = re.findall(r".\$\$\(\$\(BIN\)/python [^)]* --which helm\).", (ROOT / "Makefile").read_text())
+    assert len(uses) == 2
+    assert all(use[0] == use[-1] == '"' for use in uses)
+
+
 def test_images_are_built_before_they_are_pushed() -> None:
     command = ["make", "--dry-run", "push", "images", "BUILDER=docker", "REGISTRY=r"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
