@@ -125,6 +125,13 @@ def test_a_wrong_value_is_refused(value: str, sentence: str) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("name", ["a.b", "7b"])
+def test_a_release_whose_name_its_service_cannot_have_is_refused(name: str) -> None:
+    done = helm("--name-template", name)
+    assert f'The release is named "{name}", with which the name of its Service can\'t start.' in done.stderr
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     "value",
     [

@@ -1,5 +1,8 @@
 {{/* What the schema can't check, or refuses with words that nobody understands. Each failure is a sentence. */}}
 {{- define "spottrain.checks" -}}
+{{- if not (regexMatch "^[a-z][a-z0-9-]*$" .Release.Name) }}
+{{- fail (printf "The release is named %q, with which the name of its Service can't start. Begin with a letter, and write letters in lower case, digits and hyphens." .Release.Name) }}
+{{- end }}
 {{- $segment := "[a-z0-9]+([._-]+[a-z0-9]+)*" }}
 {{- with .Values.image }}
 {{- if not (regexMatch (printf "^([A-Za-z0-9.-]+(:[0-9]+)?/)?%s(/%s)*$" $segment $segment) .repository) }}
