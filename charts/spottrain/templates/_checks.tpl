@@ -5,7 +5,7 @@
 {{- end }}
 {{- $segment := "[a-z0-9]+([._-]+[a-z0-9]+)*" }}
 {{- with .Values.image }}
-{{- if not (regexMatch (printf "^([A-Za-z0-9.-]+(:[0-9]+)?/)?%s(/%s)*$" $segment $segment) .repository) }}
+{{- if not (regexMatch (printf "^(([A-Za-z0-9.-]+|\\[[0-9A-Fa-f:]+\\])(:[0-9]+)?/)?%s(/%s)*$" $segment $segment) .repository) }}
 {{- fail (printf "image.repository: %q is not the name of an image. Write it in lower case and without a tag, such as registry.example/team/spottrain-operator; the tag belongs to image.tag." .repository) }}
 {{- end }}
 {{- if not (regexMatch "^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$" (.tag | default "")) }}
