@@ -133,7 +133,7 @@ push: $(filter images image-operator,$(MAKECMDGOALS)) ## Push the images of `mak
 	$(BUILDER) push $(OPERATOR_IMAGE)
 	$(BUILDER) push $(TRAINER_IMAGE)
 
-pins-images: $(STAMP) ## Renew the digests of base images, and the hashes of torch for CPUs. Needs skopeo, crane, docker or podman.
+pins-images: $(STAMP) ## Renew the digests of base images, and the hashes of torch for CPUs. Needs skopeo, crane or docker.
 	$(BIN)/python release/pin_images.py
 	$(BIN)/python release/requirements.py --torch-cpu
 

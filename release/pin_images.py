@@ -1,6 +1,7 @@
 """Renew the digests of the base images in release/images.mk.
 
-`make pins-images` runs it. It asks the registry with skopeo, crane, docker or podman, whichever is on the PATH.
+`make pins-images` runs it. It asks the registry with skopeo, crane or docker, whichever is on the PATH. podman
+prints the digest of one platform, not of the image for all.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ import sys
 from pathlib import Path
 
 IMAGES = Path(__file__).with_name("images.mk")
-# The commands of each tool; the last one prints the digest.
+# The command of each tool that prints the digest.
 TOOLS = {
-    "skopeo": [["inspect", "--format={{.Digest}}", "docker://IMAGE"]],
-    "crane": [["digest", "IMAGE"]],
-    "docker": [["buildx", "imagetools", "inspect", "--format={{.Manifest.Digest}}", "IMAGE"]],
-    "podman": [["pull", "--quiet", "IMAGE"], ["image", "inspect", "--format={{.Digest}}", "IMAGE"]],
+    "skopeo": ["inspect", "--format={{.Digest}}", "docker://IMAGE"],
+    "crane": ["digest", "IMAGE"],
+    "docker": ["buildx", "imagetools", "inspect", "--format={{.Manifest.Digest}}", "IMAGE"],
 }
 BASE = re.compile(r"^(\w+_BASE := )([^@\s]+)(?:@\S+)?$", re.MULTILINE)
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -34,13 +34,10 @@ def find_tool() -> str:
 
 def digest(tool: str, image: str) -> str:
     """Return the digest that the registry has for this tag."""
-    for command in TOOLS[tool]:
-        asked = [tool, *(argument.replace("IMAGE", image) for argument in command)]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(
-                f"{image}: {tool} got no digest, and {IMAGES.name} stays as it is: {done.stderr.strip()}"
-            )
+    asked = [tool, *(argument.replace("IMAGE", image) for argument in TOOLS[tool])]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{image}: {tool} got no digest, and {IMAGES.name} stays as it is: {done.stderr.strip()}")
     if not DIGEST.fullmatch(found := done.stdout.strip()):
         raise SystemExit(f"{image}: {tool} printed {found!r} instead of a digest. {IMAGES.name} stays as it is.")
     return found

@@ -157,6 +157,18 @@ def test_the_pins_of_base_images_are_renewed(tmp_path: Path) -> None:
     assert asked == [f"digest {base.partition('@')[0]}" for base in bases] * 2
 
 
+def test_the_pins_are_not_renewed_with_a_tool_that_knows_one_platform_alone(tmp_path: Path) -> None:
+    file = tmp_path / "images.mk"
+    shutil.copy(ROOT / "release/images.mk", file)
+    podman = tmp_path / "podman"
+    podman.write_text(f"#!/bin/sh\necho {DIGEST}\n")
+    podman.chmod(0o755)
+    command = [sys.executable, str(ROOT / "release/pin_images.py"), str(file)]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "None of skopeo, crane, docker is on the PATH." in done.stderr) == (1, True)
+    assert file.read_text() == (ROOT / "release/images.mk").read_text()
+
+
 def test_what_a_registry_refuses_leaves_the_pins_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "images.mk"
     shutil.copy(ROOT / "release/images.mk", file)
