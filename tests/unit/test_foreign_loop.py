@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import spottrain
 from spottrain.loop.foreign_loop import ForeignLoop
-from spottrain_api.contract import StabilityAction, StabilityConfig
+from spottrain_api.contract import Progress, StabilityAction, StabilityConfig
 
 pytestmark = pytest.mark.usefixtures("world_of_its_own")
 
@@ -36,3 +38,29 @@ def test_an_optimizer_without_state_rolls_back(tmp_path: Path) -> None:
         progress = session._context.reporter.progress
     assert loop.step == 6
     assert progress.rollbacks == 1
+
+
+def begin(total: Any) -> tuple[int, Progress]:
+    """The total and the progress of a loop that has begun."""
+    with spottrain.session(global_batch=1, micro_batch=1) as session:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loop = ForeignLoop(session.adopt(model, optimizer, dataset=[torch.ones(1)] * 8), total)
+        return loop.total, session._context.reporter.progress
+
+
+@pytest.mark.parametrize("total", [6.0, np.int64(6), np.ceil(5.5), torch.tensor(6)])
+def test_a_whole_number_of_any_type_is_a_total(total: Any) -> None:
+    used, progress = begin(total)
+    assert type(used) is int
+    assert Progress.from_json(progress.to_json()).total_steps == used == 6
+
+
+@pytest.mark.parametrize("total", [7.5, math.inf, math.nan, "6", torch.tensor([6, 7])])
+def test_a_total_that_is_not_a_whole_number_is_refused(total: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="1"):
+        begin(total)
+    assert (
+        f"the total of steps is {total!r}, and a run ends after a whole number of them; pass a whole number, such as "
+        "epochs * len(dataset) // global_batch"
+    ) in capsys.readouterr().err

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -105,6 +106,20 @@ def check_model(model: nn.Module) -> None:
     _check_modules(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise _refused("the model has no parameter that is trained; set requires_grad on some of them")
+
+
+def checked_total(total: Any) -> int:
+    """The steps of a run, which scripts also compute as floats and tensors.
+
+    Raises UserError for a total that is not a whole number.
+    """
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # torch raises the last, for several numbers
+        if (number := int(total)) == total:
+            return number
+    raise _refused(
+        f"the total of steps is {total!r}, and a run ends after a whole number of them; pass a whole number, such as "
+        "epochs * len(dataset) // global_batch"
+    )
 
 
 def check_adopted_model(model: nn.Module, world_size: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from spottrain.data.batch import MicroBatch
+from spottrain.loop.acceptance import checked_total
 from spottrain.loop.step import Step
 from spottrain.loop.training import Training
 from spottrain.world.failures import UserError
@@ -52,15 +53,18 @@ class ForeignLoop:
         Args:
             training: What `Session.adopt` returned.
             total: Steps of the whole run.
+
+        Raises:
+            UserError: As `Training.steps`.
         """
         self.training = training
-        self.total = total
+        self.total = checked_total(total)
         self._fetched: deque[MicroBatch] = deque()
         self._num_weighed = 0
         self._has_begun = False  # whether the loop has taken data of the step under way
         self._is_updated = False  # whether the step under way was updated, or is just about to be
         training.before_finish = self._leave
-        self._steps = training.steps(total)
+        self._steps = training.steps(self.total)
         self._under_way: Step | None = next(self._steps, None)
 
     @property

@@ -17,6 +17,7 @@ from spottrain.data import random_state
 from spottrain.data.loader import MicroBatches
 from spottrain.data.rank_data import RankData
 from spottrain.engines.model_state import full_state
+from spottrain.loop.acceptance import checked_total
 from spottrain.loop.stability import StabilityGuard, StepDecision
 from spottrain.loop.step import LossMeter, Step
 from spottrain.recovery.recovery import Recovery
@@ -125,10 +126,11 @@ class Training:
         Raises:
             Drained: The ranks have agreed to stop. Do not catch it: it ends the script with exit code 0.
             UserError: The newest commit does not fit the model or the data, training is unstable, this is a second
-                loop, or `total` or the length of the data set is not the same on all ranks.
+                loop, `total` is not a whole number, or it or the length of the data set is not the same on all ranks.
         """
         if self._batches is not None:
             raise UserError(FailureReason.INVALID_CONFIGURATION, SECOND_LOOP)
+        total = checked_total(total)
         self._require_same(total, OTHER_TOTALS)
         self._require_same(self._data.order.num_samples, OTHER_LENGTHS)
         self._batches = self._resume(total)
