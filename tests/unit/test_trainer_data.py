@@ -108,7 +108,14 @@ HEADER = AuditHeader(seed=9, shuffle=True, num_samples=20, global_batch=4)
 
 
 def write_steps(
-    folder: Path, generation: int, world: int, steps: range, *, without_rank: int | None = None, late: float = 0.0
+    folder: Path,
+    generation: int,
+    world: int,
+    steps: range,
+    *,
+    attempt: str = "",
+    without_rank: int | None = None,
+    late: float = 0.0,
 ) -> None:
     order, plan = DataOrder(num_samples=20, seed=9), BatchPlan(global_batch=4, micro_batch=4, world_size=world)
     for rank in range(world):
@@ -121,6 +128,7 @@ def write_steps(
                 AuditRecord(
                     at=step + late,
                     generation=generation,
+                    attempt=attempt,
                     step=step,
                     rank=rank,
                     world=world,
@@ -132,7 +140,7 @@ def write_steps(
 
 def test_an_audit_takes_each_step_from_the_newest_generation_that_completed_it(tmp_path: Path) -> None:
     write_steps(tmp_path, 1, 3, range(1, 6))
-    write_steps(tmp_path, 2, 2, range(4, 9))
+    write_steps(tmp_path, 2, 2, range(4, 9), late=10.0)
     write_steps(tmp_path, 3, 2, range(9, 10), without_rank=1)
     audit = read_audit(tmp_path)
     assert [(step.step, step.generation) for step in audit.steps] == [
@@ -142,6 +150,28 @@ def test_an_audit_takes_each_step_from_the_newest_generation_that_completed_it(t
     assert audit.num_redone == 2
     assert audit.problems(8) == []
     assert audit.problems(9) == ["1 steps were completed by no generation, the first of them step 9"]
+
+
+def test_an_audit_tells_a_generation_from_that_of_a_later_job_with_the_same_number(tmp_path: Path) -> None:
+    write_steps(tmp_path, 1, 1, range(1, 4), attempt="former-g1")
+    write_steps(tmp_path, 2, 3, range(3, 8), attempt="former-g2", late=10.0)
+    write_steps(tmp_path, 1, 2, range(6, 10), attempt="later-g1", late=20.0)
+    write_steps(tmp_path, 2, 2, range(9, 11), attempt="later-g2", late=30.0)
+    audit = read_audit(tmp_path)
+    assert [(step.step, step.generation, step.world) for step in audit.steps] == [
+        *((step, 1, 1) for step in (1, 2)),
+        *((step, 2, 3) for step in (3, 4, 5)),
+        *((step, 1, 2) for step in (6, 7, 8)),
+        *((step, 2, 2) for step in (9, 10)),
+    ]
+    assert audit.num_redone == 4
+    assert audit.problems(10) == []
+
+
+def test_the_ranks_of_two_attempts_complete_no_step_together(tmp_path: Path) -> None:
+    write_steps(tmp_path, 1, 2, range(1, 2), attempt="former-g1", without_rank=1)
+    write_steps(tmp_path, 1, 2, range(1, 2), attempt="later-g1", without_rank=0)
+    assert read_audit(tmp_path).steps == ()
 
 
 def test_the_time_without_a_step_ends_with_the_first_step_that_is_done_again(tmp_path: Path) -> None:

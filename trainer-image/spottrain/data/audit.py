@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +36,9 @@ class AuditRecord(BaseModel):
 
     Attributes:
         at: When the rank completed the step, in Unix seconds.
-        generation: Generation that completed it.
+        generation: Generation that completed it. A later job begins with generation 1 again.
+        attempt: Id of that generation's start, which no other start has. Empty in a run that has neither
+            an operator nor a store.
         step: Number of the step, from 1.
         rank: Number of the rank.
         world: Number of ranks.
@@ -46,6 +48,7 @@ class AuditRecord(BaseModel):
 
     at: float
     generation: int
+    attempt: str = ""
     step: int
     rank: int
     world: int
@@ -70,7 +73,7 @@ class AuditWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedStep:
-    """A step of the run, from the newest generation of which all ranks completed it."""
+    """A step of the run, from the newest attempt of which all ranks completed it."""
 
     step: int
     generation: int
@@ -153,33 +156,32 @@ def _parse(line: str, headers: list[AuditHeader], records: list[AuditRecord]) ->
 
 
 def _merge(header: AuditHeader, records: Sequence[AuditRecord]) -> Audit:
-    by_step: dict[int, dict[int, list[AuditRecord]]] = defaultdict(lambda: defaultdict(list))
+    by_step: dict[int, dict[tuple[int, str], list[AuditRecord]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
-        by_step[record.step][record.generation].append(record)
+        by_step[record.step][record.generation, record.attempt].append(record)
     steps = [
-        _audited(step, generation, sorted(of_step[generation], key=lambda record: record.rank))
-        for step, of_step in sorted(by_step.items())
-        for generation in [_newest_complete(of_step)]
-        if generation is not None
+        _audited(sorted(newest, key=lambda record: record.rank))
+        for _, of_step in sorted(by_step.items())
+        for newest in [_newest_complete(of_step.values())]
+        if newest is not None
     ]
     redone = sum(len(of_step) - 1 for of_step in by_step.values())
     times = sorted(record.at for record in records)
     return Audit(header=header, steps=tuple(steps), step_times=tuple(times), num_redone=redone)
 
 
-def _newest_complete(of_step: dict[int, list[AuditRecord]]) -> int | None:
+def _newest_complete(attempts: Iterable[list[AuditRecord]]) -> list[AuditRecord] | None:
     complete = [
-        generation
-        for generation, records in of_step.items()
-        if {record.rank for record in records} == set(range(records[0].world))
+        records for records in attempts if {record.rank for record in records} == set(range(records[0].world))
     ]
-    return max(complete, default=None)
+    # By time: the generations of a later job have lower numbers than those of the job before it.
+    return max(complete, key=lambda records: max(record.at for record in records), default=None)
 
 
-def _audited(step: int, generation: int, records: Sequence[AuditRecord]) -> AuditedStep:
+def _audited(records: Sequence[AuditRecord]) -> AuditedStep:
     return AuditedStep(
-        step=step,
-        generation=generation,
+        step=records[0].step,
+        generation=records[0].generation,
         world=records[0].world,
         positions=tuple(position for record in records for position in record.positions),
         samples=tuple(sample for record in records for sample in record.samples),

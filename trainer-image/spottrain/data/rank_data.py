@@ -23,6 +23,7 @@ class RankData:
         plan: How ranks share the batch.
         rank: Number of this rank.
         generation: Number of the generation.
+        attempt: Id of this start of the generation.
         tokens_per_sample: For the reported throughput.
         audit: Where the samples are recorded. None: nowhere.
     """
@@ -32,6 +33,7 @@ class RankData:
     plan: BatchPlan
     rank: int
     generation: int
+    attempt: str
     tokens_per_sample: int | None = None
     audit: AuditWriter | None = None
 
@@ -59,6 +61,7 @@ class RankData:
         record = AuditRecord(
             at=time.time(),
             generation=self.generation,
+            attempt=self.attempt,
             step=step,
             rank=self.rank,
             world=self.plan.world_size,

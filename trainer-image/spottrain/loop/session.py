@@ -353,6 +353,7 @@ class Session:
                 plan=plan,
                 rank=self.rank,
                 generation=self.config.generation,
+                attempt=self.config.attempt_id,
                 tokens_per_sample=tokens_per_sample,
                 audit=self._open_audit(header),
             ),
