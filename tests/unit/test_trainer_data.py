@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from full_disk import NO_SPACE
+from one_rank_runs import train
 from spottrain.data.audit import AuditHeader, AuditRecord, AuditWriter, read_audit
 from spottrain.data.batch import BatchPlan
 from spottrain.data.order import DataOrder
@@ -187,6 +189,35 @@ def test_an_audit_tells_a_wrong_order(tmp_path: Path) -> None:
     wrong = AuditRecord(at=3.0, generation=1, step=3, rank=0, world=1, positions=(8, 9, 10, 11), samples=(1, 2, 3, 4))
     AuditWriter(tmp_path, HEADER, generation=1, rank=0).write(wrong)
     assert read_audit(tmp_path).problems() == ["step 3 used other samples than an uninterrupted run"]
+
+
+def test_a_full_disk_ends_the_record_of_a_rank_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = tmp_path / "audit-000001-00001.jsonl"
+    full.symlink_to("/dev/full")
+    write_steps(tmp_path, 1, 2, range(1, 4))
+    assert [record.message for record in caplog.records] == [
+        f"Samples are no longer recorded in {full}, and training goes on: {NO_SPACE}"
+    ]
+    full.unlink()
+    write_steps(tmp_path, 2, 1, range(4, 6))
+    assert read_audit(tmp_path).problems() == ["3 steps were completed by no generation, the first of them step 1"]
+
+
+@pytest.mark.usefixtures("world_of_its_own")
+def test_a_folder_for_audits_that_cannot_be_made_is_refused_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "audit"
+    monkeypatch.setenv("SPOTTRAIN_AUDIT_DIR", str(folder))
+    with pytest.raises(SystemExit, match="1"):
+        train(f"file://{tmp_path}/checkpoints", None, 2)
+    assert (
+        f"SPOTTRAIN_AUDIT_DIR is {folder}, and that folder can't be made: Not a directory; name one on a volume to "
+        "which the trainer may write, or leave it out"
+    ) in capsys.readouterr().err
 
 
 def test_a_folder_without_audits_is_refused(tmp_path: Path) -> None:

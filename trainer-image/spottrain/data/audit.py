@@ -8,15 +8,20 @@ them with the order of a run that was never interrupted.
 from __future__ import annotations
 
 import json
+import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TextIO
 
 from pydantic import BaseModel, ValidationError
 
 from spottrain.data.order import DataOrder
+
+logger = logging.getLogger(__name__)
 
 
 class AuditHeader(BaseModel):
@@ -59,16 +64,38 @@ class AuditRecord(BaseModel):
 class AuditWriter:
     """Appends the records of one rank in one generation.
 
-    Each line is with the kernel before `write` returns.
+    Each line is with the kernel before `write` returns. If one can't be written, as on a full disk, training goes on
+    without a record of this step and those that follow.
     """
 
     def __init__(self, folder: Path, header: AuditHeader, *, generation: int, rank: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / f"audit-{generation:06d}-{rank:05d}.jsonl").open("a", buffering=1)
-        self._file.write(header.model_dump_json() + "\n")
+        """Raises ValueError if there is no such folder, and none can be made."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"SPOTTRAIN_AUDIT_DIR is {folder}, and that folder can't be made: {error.strerror}; name one on a "
+                "volume to which the trainer may write, or leave it out"
+            ) from error
+        self._path = folder / f"audit-{generation:06d}-{rank:05d}.jsonl"
+        self._file: TextIO | None = None
+        with self._unless_refused():
+            self._file = self._path.open("a", buffering=1)
+            self._file.write(header.model_dump_json() + "\n")
 
     def write(self, record: AuditRecord) -> None:
-        self._file.write(record.model_dump_json() + "\n")
+        if self._file is None:
+            return
+        with self._unless_refused():
+            self._file.write(record.model_dump_json() + "\n")
+
+    @contextmanager
+    def _unless_refused(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            logger.warning("Samples are no longer recorded in %s, and training goes on: %s", self._path, error)
+            self._file = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

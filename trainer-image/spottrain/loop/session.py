@@ -394,4 +394,5 @@ class Session:
         folder = os.environ.get(ENV_AUDIT_DIR)
         if not folder:
             return None
-        return AuditWriter(Path(folder), header, generation=self.config.generation, rank=self.rank)
+        with as_user_errors():
+            return AuditWriter(Path(folder), header, generation=self.config.generation, rank=self.rank)
