@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import nn
 
 import spottrain
+from spottrain.adapters.accelerate import AcceleratedLoop
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain_api.contract import Progress, StabilityAction, StabilityConfig
 
@@ -64,3 +68,29 @@ def test_a_total_that_is_not_a_whole_number_is_refused(total: Any, capsys: pytes
         f"the total of steps is {total!r}, and a run ends after a whole number of them; pass a whole number, such as "
         "epochs * len(dataset) // global_batch"
     ) in capsys.readouterr().err
+
+
+@pytest.fixture
+def _no_accelerator_afterwards() -> Iterator[None]:
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("_no_accelerator_afterwards")
+@pytest.mark.parametrize("with_optimizer", [True, False])
+def test_a_schedule_of_accelerate_steps_once_an_optimizer_step(with_optimizer: bool) -> None:
+    with spottrain.session(global_batch=8, micro_batch=2) as session:
+        accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=with_optimizer)
+        model: Any = nn.Linear(1, 1)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+        data = [torch.ones(1)] * 8
+        loop = AcceleratedLoop(session, accelerator, model, optimizer, data, scheduler=schedule, total=2)
+        for batch in loop.batches():
+            with accelerator.accumulate(model):
+                accelerator.backward(loop.weigh(model(batch).sum()))
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+    assert schedule.get_last_lr() == [0.25]

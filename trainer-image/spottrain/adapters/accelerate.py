@@ -94,8 +94,9 @@ class AcceleratedLoop(ForeignLoop):
             )
         accelerator.gradient_accumulation_steps = session.batch_plan.num_micro_batches
         if scheduler is not None:
-            # Otherwise it steps once per rank, and learning rates depend on the number of ranks.
-            scheduler.split_batches = True
+            # Otherwise it steps once per rank, or once per micro-batch (`step_scheduler_with_optimizer=False`), and
+            # learning rates depend on the number of ranks.
+            scheduler.split_batches = scheduler.step_with_optimizer = True
         scaler = accelerator.scaler
         objects = Registered(accelerator, known=(optimizer, scheduler))
         training = session.adopt(
