@@ -126,6 +126,7 @@ class SpottrainTrainer(Trainer):
         if args.max_steps <= 0:
             args.max_steps = math.ceil(args.num_train_epochs * len(self.train_dataset) / plan.global_batch)
         self._weights: deque[tuple[Any, Any]] = deque()
+        self._is_surplus = False  # whether the newest micro-batch weighs nothing
         self._is_evaluating = False  # then a commit is made before the evaluation, which a resume then runs
         self._ignored_keys: list[str] | None = None  # of outputs, in evaluations
         self.compute_loss = self._weighed(self.compute_loss)  # also if a subclass overrides it
@@ -197,8 +198,9 @@ class SpottrainTrainer(Trainer):
         self.loop = ForeignLoop(training, state.max_steps)
         self.optimizer.optimizer.register_step_pre_hook(self.loop.before_update)
         state.global_step = self.loop.step
-        # The Trainer divides by it when it reports means.
+        # What the Trainer reports as means and speeds is counted from here.
         self._globalstep_last_logged = self._initial_global_step = self.loop.step
+        self._initial_num_input_tokens_seen = state.num_input_tokens_seen
         if self.loop.step > 0:
             self.args.eval_on_start = False
         if self._is_evaluating:
@@ -282,10 +284,26 @@ class SpottrainTrainer(Trainer):
             loss = compute_loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items, **named)
             loss, *outputs = loss if return_outputs else (loss,)
             loss = torch.where(weight > 0, loss * weight, 0.0)  # a mean over no labels is NaN
+            self._is_surplus = self.loop.fetched[0].num_samples == 0
             self.loop.observe(loss)
             return (loss, *outputs) if return_outputs else loss
 
         return weighed
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """The job's global batch, without micro-batches that weigh nothing."""
+        return self._session.batch_plan.global_batch
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """As the Trainer's; 0 for a micro-batch that weighs nothing."""
+        return 0 if self._is_surplus else super().floating_point_ops(inputs)
+
+    def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
+        if self._is_surplus:  # the count is a collective, in which this rank then has no tokens
+            inputs = {
+                name: each[:0] for name, each in inputs.items() if isinstance(each, torch.Tensor) and each.dim()
+            }
+        super()._track_num_input_tokens(inputs)
 
     def state_dict(self) -> dict[str, Any]:
         callbacks = [[type(each).__name__, each.state()["attributes"]] for each in self._exportable()]
