@@ -336,6 +336,16 @@ def test_an_export_that_gets_no_memory_says_how_much_it_needs(
     assert "The model needs 0 MiB of memory, which this process can't get." in result.output
 
 
+def test_a_tensor_that_no_safetensors_file_can_hold_is_named_before_the_model_is_read(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/store"
+    saver = Checkpointer(open_storage(uri), generation=1, attempt_id="a", rank=0, world_size=1)
+    saver.save({"model": {"weight": WEIGHT, "poles": torch.ones(2, dtype=torch.complex128)}}, step=10, extra={})
+    damage(uri, 10)
+    result = run("export", uri, str(tmp_path / "model.safetensors"))
+    assert result.exit_code == 1
+    assert "safetensors files can't hold tensors of complex128, and the model has some: poles. Store" in result.output
+
+
 def test_a_folder_that_nobody_may_read_gets_a_sentence(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")

@@ -29,6 +29,8 @@ from spottrain_api.memory_estimate import in_gib
 
 MODEL = "model."
 SUFFIX = ".safetensors"
+# The only type of a commit's tensors that safetensors files can't hold.
+_NOT_IN_FILES = str(torch.complex128).removeprefix("torch.")
 
 
 def export(storage: CheckpointStorage, commit: Commit, output: Path) -> list[Path]:
@@ -47,8 +49,8 @@ def export(storage: CheckpointStorage, commit: Commit, output: Path) -> list[Pat
     Raises:
         CorruptCheckpoint: Bytes of the commit are damaged.
         CheckpointMismatch: The commit holds no model.
-        ExportFailed: The model could not be written or doesn't fit in memory, or the commit doesn't know enough of
-            its adapters.
+        ExportFailed: The model could not be written or doesn't fit in memory, safetensors files can't hold one of its
+            tensors, or the commit doesn't know enough of its adapters.
     """
     manifest = read_manifest(storage, commit)
     is_file = output.suffix == SUFFIX
@@ -136,6 +138,11 @@ def _read_model(
     }
     if not stored:
         raise CheckpointMismatch(f"The checkpoint at step {commit.step} holds no tensor of a model.")
+    if unfit := [fqn.removeprefix(MODEL) for fqn, tensor in stored.items() if tensor.dtype == _NOT_IN_FILES]:
+        raise ExportFailed(
+            f"safetensors files can't hold tensors of {_NOT_IN_FILES}, and the model has some: {', '.join(unfit)}. "
+            "Store each as a real tensor (torch.view_as_real), or register it as a buffer with persistent=False."
+        )
     try:
         tensors = {fqn: torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype]) for fqn, tensor in stored.items()}
     except (RuntimeError, MemoryError) as error:  # torch raises the first
