@@ -291,6 +291,7 @@ class World:
             commit=ranks.commit if ranks is not None else None,
             failure=ranks.failure if ranks is not None else None,
             notices=(node.notice,) if node is not None and node.notice is not None and node.announced else (),
+            replica_port=9000,
             sent_at=self.now,
         )
         self.inbox.append((self.time + self.rng.choice([0.0, 0.0, 0.25, 0.5]), report))

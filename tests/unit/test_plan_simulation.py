@@ -365,6 +365,7 @@ def test_a_commit_that_an_earlier_job_left_is_not_fenced_out() -> None:
 def test_a_status_that_goes_back_costs_no_commit(seed: int, moments: tuple[float, float]) -> None:
     """etcd is restored from a backup. Agents and commits know of later generations."""
     world = world_of(seed)
+    world.edit(checkpoint={"uri": "s3://bucket/job", "peerReplicas": 1})  # settings that depend on all members
     rng = random.Random(seed)
     backed_up, age = moments
     disturb_until(world, rng, backed_up)

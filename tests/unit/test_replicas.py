@@ -9,7 +9,7 @@ import http.client
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -30,6 +30,7 @@ from spottrain_api.contract import (
     AgentReport,
     CapacityType,
     CommitRef,
+    GenerationAssignment,
     HeldShards,
     Member,
     ReplicaHolder,
@@ -379,6 +380,26 @@ def member(rank: int, node: str) -> Member:
     )
 
 
+def job_of(members: tuple[Member, ...]) -> JobView:
+    generation = GenerationStatus(
+        number=3,
+        state=GenerationState.ACTIVE,
+        rendezvous_id="r",
+        rendezvous_endpoint="10.0.0.0:1",
+        world_size=len(members),
+        members=members,
+        started_at=NOW,
+    )
+    return replace(situation({}).observed.job, status=TrainingJobStatus(generation=generation))
+
+
+def told_to(
+    job: JobView, ranks: Iterable[int]
+) -> tuple[list[GenerationAssignment | None], list[ReplicaSettings | None]]:
+    told = [assignment_for(job, f"u{rank}", b"key").generation for rank in ranks]
+    return told, [TrainerConfig.model_validate(each.trainer).replicas for each in told if each is not None]
+
+
 @pytest.mark.parametrize(
     ("nodes", "peers"),
     [
@@ -388,21 +409,8 @@ def member(rank: int, node: str) -> Member:
     ],
 )
 def test_peers_are_on_other_nodes(nodes: str, peers: list[int | None]) -> None:
-    members = tuple(member(rank, node) for rank, node in enumerate(nodes))
-    generation = GenerationStatus(
-        number=3,
-        state=GenerationState.ACTIVE,
-        rendezvous_id="r",
-        rendezvous_endpoint="10.0.0.0:1",
-        world_size=len(nodes),
-        members=members,
-        started_at=NOW,
-    )
-    job = replace(situation({}).observed.job, status=TrainingJobStatus(generation=generation))
-    told = [assignment_for(job, f"u{rank}", b"key").generation for rank in range(len(nodes))]
-    settings = [
-        TrainerConfig.model_validate(generation.trainer).replicas for generation in told if generation is not None
-    ]
+    job = job_of(tuple(member(rank, node) for rank, node in enumerate(nodes)))
+    told, settings = told_to(job, range(len(nodes)))
     assert [each and each.own for each in settings] == [f"10.0.0.{rank}:9000" for rank in range(len(nodes))]
     assert [each and each.peer for each in settings] == [
         None if peer is None else f"10.0.0.{peer}:9000" for peer in peers
@@ -413,3 +421,11 @@ def test_peers_are_on_other_nodes(nodes: str, peers: list[int | None]) -> None:
     assert other is not None
     assert other.replica_token is not None
     assert other.replica_token != token
+
+
+def test_members_keep_their_settings_if_a_restored_status_lacks_others() -> None:
+    _, settings = told_to(job_of((member(3, "d"), member(1, "b"))), (1, 3))
+    assert [each and (each.own, each.peer) for each in settings] == [
+        ("10.0.0.1:9000", "10.0.0.3:9000"),
+        ("10.0.0.3:9000", "10.0.0.1:9000"),
+    ]

@@ -72,22 +72,26 @@ def replica_settings(job: JobView, node_rank: int, key: bytes) -> ReplicaSetting
     if generation is None or not checkpoint.peer_replicas:
         return None
     members = sorted(generation.members, key=lambda member: member.node_rank)
-    me = members[node_rank]
+    # After a restore of the status, not all members are known.
+    position = [member.node_rank for member in members].index(node_rank)
+    me, others = members[position], members[position + 1 :] + members[:position]
     if me.replica_port is None:
         return None
     return ReplicaSettings(
         token=hmac.digest(key, f"{job.uid}/{generation.number}".encode(), "sha256").hex(),
         own=address_of(me.address, me.replica_port),
-        peer=_peer(members, me),
+        peer=_peer(others, me.node),
         interval=checkpoint.peer_interval,
         resume=generation.replicated_step,
     )
 
 
-def _peer(members: list[Member], me: Member) -> str | None:
-    after = [m for m in members[me.node_rank + 1 :] + members[: me.node_rank] if m.replica_port is not None]
-    peer = next((m for m in after if m.node != me.node), None)
-    return None if peer is None or peer.replica_port is None else address_of(peer.address, peer.replica_port)
+def _peer(others: list[Member], node: str) -> str | None:
+    """The address of the first of `others` that takes replicas, and isn't on `node`."""
+    addresses = (
+        address_of(m.address, m.replica_port) for m in others if m.replica_port is not None and m.node != node
+    )
+    return next(addresses, None)
 
 
 def address_of(ip: str, port: int) -> str:
