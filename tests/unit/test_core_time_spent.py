@@ -94,6 +94,14 @@ def test_a_clock_that_is_ahead_gains_no_time() -> None:
     assert sum(parts_of(status.time).values()) == 10
 
 
+@pytest.mark.parametrize("behind", [5, 3600])
+def test_a_new_leader_whose_clock_is_behind_takes_no_time_back(behind: int) -> None:
+    scene = training_job()
+    before = scene.observed.job.status.time
+    scene = replace(scene, now=at(99 - behind)).all_say(progress=progress(step=54, last_step_at=at(103)))
+    assert scene.status(accounted_at=None).plan().status.time == before
+
+
 def test_a_failed_generation_without_a_step_prolongs_the_start() -> None:
     scene = failed(replace(starting_job(), now=at(20)).all_say(generation=1), FailureReason.START_FAILED)
     status = scene.later(6).decided().later(6).decided().observed.job.status

@@ -31,6 +31,7 @@ def spend_on_steps(
     time = _time(status)
     if time is None or generation.first_step_at is None or newest.last_step_at is None:
         return time
+    now = max(now, time.until)  # a new leader's clock may be behind
     first = min(max(generation.first_step_at, time.until), now)
     last = min(max(newest.last_step_at, first), now)
     time = _add(time, first, _gap(status))
