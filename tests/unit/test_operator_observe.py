@@ -119,6 +119,19 @@ def test_pods(status: dict[str, Any], expected: dict[str, Any]) -> None:
     assert (view.sequence, view.capacity_type, view.template_hash) == (7, CapacityType.SPOT, "abc")
 
 
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ({"spottrain.dev/capacity-type": "on-demand"}, CapacityType.ON_DEMAND),
+        ({"spottrain.dev/capacity-type": "Spot"}, CapacityType.SPOT),
+        ({}, CapacityType.SPOT),
+    ],
+    ids=["as it was", "changed", "removed"],
+)
+def test_a_pod_whose_label_was_changed_counts_as_spot(labels: dict[str, str], expected: CapacityType) -> None:
+    assert pod_view(pod({}, labels=labels)).capacity_type is expected
+
+
 BROKEN_SIDECAR = {"name": "logs", "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}}
 UP = {"name": "trainer", "ready": True, "state": {"running": {"startedAt": AT}}}
 MESH = {"name": "istio-proxy", "ready": True, "state": {"running": {"startedAt": "2026-01-01T00:00:01Z"}}}

@@ -133,7 +133,7 @@ def pod_view(pod: Manifest) -> PodView:
         name=meta["name"],
         uid=meta["uid"],
         sequence=sequence_of(pod),
-        capacity_type=CapacityType(labels[LABEL_CAPACITY_TYPE]),
+        capacity_type=_capacity_type(labels),
         template_hash=labels.get(LABEL_TEMPLATE_HASH, ""),
         created_at=_time(meta["creationTimestamp"]),
         phase=status.get("phase", "Pending"),
@@ -250,6 +250,15 @@ def sequence_of(pod: Manifest) -> int:
     """
     text = pod["metadata"].get("labels", {}).get(LABEL_SEQUENCE, "")
     return int(text) if text.isdecimal() and len(text) <= _SEQUENCE_DIGITS else 0
+
+
+def _capacity_type(labels: Manifest) -> CapacityType:
+    """How the pod's node is bought.
+
+    It is spot if the label holds nothing that the operator could have given: such a node promises least.
+    """
+    on_demand = labels.get(LABEL_CAPACITY_TYPE) == CapacityType.ON_DEMAND
+    return CapacityType.ON_DEMAND if on_demand else CapacityType.SPOT
 
 
 def node_view(node: Manifest) -> NodeView:
