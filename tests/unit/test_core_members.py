@@ -57,6 +57,15 @@ def test_a_member_that_ends_stops_the_generation(change: Change, reason: str, me
     assert transition.message == message
 
 
+def test_a_transition_names_some_of_many_lost_nodes() -> None:
+    """A status keeps many transitions, and etcd's limit is 1.5 MiB."""
+    scene = training_job(num_pods=8, nodes={"min": 2, "max": 8})
+    for sequence in range(2, 9):
+        scene = scene.pod(sequence, **ENDED_POD | {"exit_code": 137}).forgets(sequence)
+    [transition] = scene.decided().says(1, phase=AgentPhase.STOPPED).later(6).plan().status.transitions
+    assert transition.message == "n2, n3, n4, n5, n6 and 2 more went without notice"
+
+
 @pytest.mark.parametrize(("seconds", "state"), [(119, ACTIVE), (121, STOPPING)])
 def test_an_agent_has_two_minutes_to_take_its_assignment(seconds: float, state: GenerationState) -> None:
     scene = starting_job().says(4, generation=0, phase=AgentPhase.IDLE)

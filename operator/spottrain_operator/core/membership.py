@@ -6,6 +6,7 @@ from datetime import datetime
 
 from spottrain_api.contract import CapacityType, Cause, EventReason, Member, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, ProgressStatus
+from spottrain_api.wording import listed
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.ending import finish, request_end
@@ -184,7 +185,7 @@ def _message(
     if cause is Cause.EARLIER_JOB:
         return EARLIER_JOB
     gone = [m for m in members if m.state is MemberState.LOST or (m.facts is not None and m.facts.doom is not None)]
-    names = ", ".join(m.member.node for m in gone)
+    names = listed([m.member.node for m in gone])
     if cause is Cause.PREEMPTED:
         return f"notice for {names}" if names else "a notice reached an agent"
     if cause is Cause.NODE_LOST:
