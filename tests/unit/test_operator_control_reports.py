@@ -26,7 +26,7 @@ from spottrain_api.contract import (
     Progress,
 )
 from spottrain_operator.cluster.client import PodIdentity
-from spottrain_operator.control_api.agents import ReportBox
+from spottrain_operator.control_api.agents import LeastDelay, ReportBox
 from spottrain_operator.control_api.report_bounds import parse_report
 from spottrain_operator.core.model import ReportView
 
@@ -140,6 +140,32 @@ def test_a_report_is_as_late_as_it_is_later_than_the_fastest_one(hours_off: int)
         latencies.append(view.latency)
         assert view.made_at == view.received_at - timedelta(seconds=view.latency)
     assert latencies == [0.0, 0.0, 5.0, 0.0]
+
+
+@pytest.mark.parametrize(("ahead", "corrected"), [(-3600, 3600), (-60, 60), (2, 0), (60, -60), (3600, -3600)])
+def test_the_times_of_ranks_are_corrected_by_what_their_clock_is_off(ahead: int, corrected: int) -> None:
+    """However long a report is on its way, and without a word for a clock that is only a little off."""
+    reports = ReportBox(lambda _job, urgent: None)
+    moments = ("first_step_at", "last_step_at", "updated_at", "drain_seen_at")
+    for number, delay in enumerate((0.1, 0.1, 90.0)):
+        sent = NOW + timedelta(seconds=100 * number)
+        shown = sent + timedelta(seconds=ahead)
+        progress = TRAINING | dict.fromkeys(moments, shown) | {"milestones": {"started": shown}}
+        told = report(number=number, sent_at=shown, progress=progress)
+        assert reports.put(POD, told, received_at=sent + timedelta(seconds=delay))
+        kept = reports.of(frozenset({POD.uid}))[POD.uid].report
+        right = shown + timedelta(seconds=corrected)
+        assert kept.progress is not None
+        assert {getattr(kept.progress, name) for name in moments} == {right}
+        assert (kept.progress.milestones["started"], kept.sent_at) == (right, right)
+
+
+def test_a_clock_that_was_set_back_counts_anew_within_hours() -> None:
+    delay = LeastDelay()
+    found = [
+        delay.with_report(60.0 * (hours > 1), NOW + timedelta(hours=hours)) for hours in (0, 1, 1.1, 2, 2.2, 3.3)
+    ]
+    assert found == [0, 0, 0, 0, 60, 60]
 
 
 def test_an_exceptions_text_is_cut_so_that_its_report_is_taken() -> None:

@@ -21,7 +21,7 @@ from spottrain_api.contract.assignments import (
     RelayReport,
 )
 from spottrain_api.contract.causes import Cause
-from spottrain_api.contract.clocks import clock_offset
+from spottrain_api.contract.clocks import clock_offset, rounded_offset
 from spottrain_api.contract.conditions import (
     ConditionReason,
     ConditionType,
@@ -305,6 +305,7 @@ __all__ = [
     "lost_peer_sentence",
     "outcome_file",
     "progress_file",
+    "rounded_offset",
     "shutdown_grace_seconds",
     "watcher_mark",
 ]

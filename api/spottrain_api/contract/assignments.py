@@ -193,6 +193,11 @@ class AgentReport(PeerMessage):
     number: int = 0
     sent_at: datetime
 
+    def shifted(self, offset: timedelta) -> Self:
+        """The same by a clock that is ahead by `offset`. Notices are as their watcher wrote them."""
+        progress = self.progress.shifted(offset) if self.progress is not None else None
+        return self.model_copy(update={"progress": progress, "sent_at": self.sent_at + offset})
+
     def is_older_than(self, other: AgentReport) -> bool:
         """Whether the same process made `other` later."""
         return self.process == other.process and self.number < other.number

@@ -28,5 +28,13 @@ def clock_offset(date: str | None, now: datetime) -> timedelta:
     except ValueError:
         return timedelta()
     theirs = theirs if theirs.tzinfo is not None else theirs.replace(tzinfo=UTC)  # "-0000" means no zone
-    offset = timedelta(seconds=_GRAIN_SECONDS * round((now - theirs).total_seconds() / _GRAIN_SECONDS))
+    return rounded_offset((now - theirs).total_seconds())
+
+
+def rounded_offset(seconds: float) -> timedelta:
+    """The offset of a clock, rounded to five seconds, as it was measured by a message that took a moment.
+
+    Zero if it is more than a hundred years.
+    """
+    offset = timedelta(seconds=_GRAIN_SECONDS * round(seconds / _GRAIN_SECONDS))
     return offset if abs(offset) < _MAX else timedelta()

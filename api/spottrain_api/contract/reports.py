@@ -5,7 +5,7 @@ They report progress, failures, and how they ended.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated
 
@@ -195,6 +195,13 @@ class Progress(Message):
     strategy: StrategyChoice | None = None
     # Milestones of the start, for the recovery benchmark: the time of each, by name.
     milestones: dict[str, datetime] = Field(default_factory=dict)
+
+    def shifted(self, offset: timedelta) -> Progress:
+        """The same by a clock that is ahead by `offset`. The commit is as it was written."""
+        names = ("first_step_at", "last_step_at", "updated_at", "drain_seen_at")
+        moments = {name: at + offset for name in names if (at := getattr(self, name)) is not None}
+        milestones = {name: at + offset for name, at in self.milestones.items()}
+        return self.model_copy(update={**moments, "milestones": milestones})
 
 
 class OutcomeKind(StrEnum):

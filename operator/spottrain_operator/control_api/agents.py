@@ -8,6 +8,7 @@ relay that holds one here.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -16,7 +17,15 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Protocol, TypeVar
 
-from spottrain_api.contract import AgentPhase, AgentReport, Assignment, Message, RelayAssignment, RelayReport
+from spottrain_api.contract import (
+    AgentPhase,
+    AgentReport,
+    Assignment,
+    Message,
+    RelayAssignment,
+    RelayReport,
+    rounded_offset,
+)
 from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import JobKey, PodIdentity
 from spottrain_operator.core.model import ReportView
@@ -24,6 +33,8 @@ from spottrain_operator.core.timing import WITHOUT_RELAY
 
 # Without a word, a connection may have been dead for this long before it is given up.
 DEAD_BEFORE_CLOSED_SECONDS = 2.0
+# Reports that wait in a relay come every few minutes. In an hour, some of them are fast.
+DELAYS_COUNT_FOR = timedelta(hours=1)
 
 _M = TypeVar("_M", bound=Message)
 
@@ -44,6 +55,26 @@ def kept(message: _M) -> _M:
 @cache
 def _all_fields(model: type[Message]) -> set[str]:
     return set(model.model_fields)
+
+
+class LeastDelay:
+    """What a pod's clock is off: the delay of its fastest report in the last hour or two.
+
+    Older ones don't count, because the pod's clock or the operator's may be set.
+    """
+
+    __slots__ = ("_before", "_least", "_since")
+
+    def __init__(self) -> None:
+        self._since: datetime | None = None
+        self._before = self._least = math.inf
+
+    def with_report(self, delay: float, received_at: datetime) -> float:
+        """Return the least delay, in seconds, with that of a report that has just come."""
+        if self._since is None or received_at - self._since > DELAYS_COUNT_FOR:
+            self._since, self._before, self._least = received_at, self._least, math.inf
+        self._least = min(self._least, delay)
+        return min(self._before, self._least)
 
 
 class AssignmentBoard:
@@ -147,7 +178,7 @@ class ReportBox:
         self._known: set[str] = set()
         self._reports: dict[str, ReportView] = {}
         self._refused: dict[str, str] = {}
-        self._least_delays: dict[str, float] = {}  # of each pod's reports, in seconds, with what its clock is off
+        self._least_delays: dict[str, LeastDelay] = {}
         self._num_polls: Counter[str] = Counter()
         self._heard_at: dict[str, datetime] = {}
         self._relays: dict[str, str] = {}  # uid of the relay of each pod that holds its poll at one
@@ -273,7 +304,7 @@ class ReportBox:
             self._heard_at[uid] = self._now() - timedelta(seconds=ago)
 
     def put(self, sender: PodIdentity, report: AgentReport, *, received_at: datetime | None = None) -> bool:
-        """Keep a report, unless a later one has overtaken it. Returns whether it did.
+        """Keep a report by the operator's clock, unless a later one has overtaken it. Returns whether it did.
 
         Args:
             sender: The pod that it is about.
@@ -285,21 +316,15 @@ class ReportBox:
         previous = self._reports.get(sender.uid)
         if is_overtaken(previous, received_at) or (previous and report.is_older_than(previous.report)):
             return False
-        latency = self._latency(sender.uid, received_at.timestamp() - report.sent_at.timestamp())
-        self._reports[sender.uid] = ReportView(report=kept(report), received_at=received_at, latency=latency)
+        delay = received_at.timestamp() - report.sent_at.timestamp()
+        least = self._least_delays.setdefault(sender.uid, LeastDelay()).with_report(delay, received_at)
+        report = kept(report.shifted(rounded_offset(least)))
+        self._reports[sender.uid] = ReportView(report=report, received_at=received_at, latency=delay - least)
         was_refused = self._refused.pop(sender.uid, None) is not None
         if previous is None or was_refused or previous.report.news != report.news:
             urgent = previous is not None and brings_trouble(previous.report, report)
             self._wake(job_of_pod(sender), urgent=urgent)
         return True
-
-    def _latency(self, uid: str, delay: float) -> float:
-        """How much longer a report took than the fastest one of the same pod.
-
-        What the pod's clock is off cancels out.
-        """
-        least = self._least_delays[uid] = min(delay, self._least_delays.get(uid, delay))
-        return delay - least
 
     def refuse(self, sender: PodIdentity, problem: str) -> None:
         """Note that the pod's newest report was refused, and why the first one was."""

@@ -114,8 +114,9 @@ class ReportView:
     """The newest report of an agent, and when the agent was heard.
 
     `heard_at` is when the agent was heard without a report, as by its poll. One that has lost its relay may be on its
-    way until `comes_by`. Times are by the operator's clock, because agents' clocks may be off. `latency` is how many
-    seconds longer than the fastest of its agent's reports this one was on its way, as when the operator is busy.
+    way until `comes_by`. Times, also those of the report's progress, are by the operator's clock, because agents'
+    clocks may be off. `latency` is how many seconds longer than the fastest of its agent's reports of late this one
+    was on its way, as when the operator is busy.
     """
 
     report: AgentReport
