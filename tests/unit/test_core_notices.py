@@ -10,16 +10,19 @@ import pytest
 from scene import (
     DRAINING,
     NOW,
+    START,
     STOPPING,
     notice,
     pod,
     starting_job,
     training_job,
+    waiting_job,
 )
 from spottrain_api.contract import (
     AgentPhase,
     NoticeKind,
 )
+from spottrain_operator.core.model import CreatePod, DeletePod
 
 
 def test_a_notice_before_the_ranks_are_up_stops_at_once() -> None:
@@ -68,3 +71,37 @@ def test_a_second_notice_brings_the_deadline_nearer() -> None:
     generation = scene.plan().status.generation
     assert generation is not None
     assert generation.deadline == NOW + timedelta(seconds=15)
+
+
+OLD_NOTICE = notice(2, lead=200, observed_at=START - timedelta(seconds=5))
+TAINT = "karpenter.sh/disrupted"
+
+
+@pytest.mark.parametrize(
+    ("shows", "why"),
+    [
+        ({"taints": (TAINT,)}, f"node n2 is tainted {TAINT}"),
+        ({"deleting": True}, "node n2 is being deleted"),
+        ({"notice": OLD_NOTICE}, "node n2 goes at 00:05:00 UTC (preempt notice from ec2)"),
+    ],
+    ids=["taint", "deletion", "notice"],
+)
+def test_a_pod_that_lands_on_a_node_that_goes_holds_its_place_and_is_named(shows: dict[str, Any], why: str) -> None:
+    """Its replacement could land there again, each second anew."""
+    plan = waiting_job(2, nodes={"min": 2, "max": 2}).node(2, **shows).plan()
+    assert not [action for action in plan.actions if isinstance(action, CreatePod | DeletePod)]
+    sentence = f"pod job-2 can't train: {why}"
+    assert plan.status.message == f"Waiting for nodes: 1 of at least 2 ready; {sentence}"
+    healthy = plan.status.condition("PodsHealthy")
+    assert healthy is not None
+    assert (healthy.status, healthy.reason, healthy.message) == ("False", "NodeGoes", sentence)
+
+
+@pytest.mark.parametrize("shows", [{"taints": (TAINT,)}, {"deleting": True}], ids=["taint", "deletion"])
+def test_a_member_leaves_a_node_that_goes_and_is_replaced_at_once(shows: dict[str, Any]) -> None:
+    scene = training_job().node(4, **shows)
+    assert [action.name for action in scene.plan().actions if isinstance(action, CreatePod)] == ["job-5"]
+    plan = scene.decided().all_say(phase=AgentPhase.DRAINED).plan()
+    assert plan.status.generation is not None
+    assert [m.pod for m in plan.status.generation.members] == ["job-1", "job-2", "job-3"]
+    assert [action.name for action in plan.actions if isinstance(action, DeletePod)] == ["job-4"]

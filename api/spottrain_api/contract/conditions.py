@@ -35,6 +35,7 @@ class ConditionReason(StrEnum):
     HEALTHY = "Healthy"
     PODS_REFUSED = "PodsRefused"
     UNSCHEDULABLE = "Unschedulable"
+    NODE_GOES = "NodeGoes"
     NONE_WAITS = "NoneWaits"
     SPOT_PENDING = "SpotPending"
     HEARD = "Heard"

@@ -254,7 +254,8 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
     ),
     ConditionType.PODS_HEALTHY: ConditionMeaning(
         when_true="No pod is kept from starting, or the job has finished.",
-        when_false="The job lacks a pod that can't be created, placed or started. Existing pods continue.",
+        when_false="The job lacks a pod that can't be created, placed or started, or whose node goes. Existing pods "
+        "continue.",
         reasons={
             ConditionReason.HEALTHY: Reason(meaning="No pod is kept from starting."),
             ConditionReason.FINISHED: Reason(meaning="The job has finished, and needs no pod."),
@@ -267,6 +268,10 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
             ConditionReason.UNSCHEDULABLE: Reason(
                 meaning="No node has room for a pod, or none has the labels that it asks for, or a claim is missing.",
                 action="The message quotes the scheduler, and says what to change.",
+            ),
+            ConditionReason.NODE_GOES: Reason(
+                meaning="A pod was placed on a node whose loss is announced, as by a taint that the job tolerates.",
+                action="Tolerate only the taints that the job needs, or end what holds up the loss of the node.",
             ),
             **WAITING,
         },

@@ -32,6 +32,7 @@ from spottrain_operator.core.pod_health import heed_pods
 from spottrain_operator.core.pod_sentences import (
     ended_early_sentence,
     refused_reports_sentence,
+    waits_in_vain_sentence,
     what_they_do,
     why_it_waits,
 )
@@ -196,6 +197,8 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
         text += f"; {counted(len(claimless), 'pod')} without the claim of a volume"
     if situation.refusal is not None:
         text += f"; {situation.refusal.message}"
+    if in_vain := waits_in_vain_sentence(situation, goes):
+        text += f"; {in_vain}"
     waiting = next((pod for pod in pods if pod.waiting_message), None)
     todo = ""
     if waiting is not None:

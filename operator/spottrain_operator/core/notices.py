@@ -37,22 +37,25 @@ DOOMING_TAINTS = frozenset(
 class Doom:
     """A pod will be gone soon.
 
-    `announced_at` None: the time is unknown, but the pod existed before it.
+    `before_pod`: that was announced for its node before the pod came.
     """
 
     message: str
     deadline: datetime
-    announced_at: datetime | None = None
+    before_pod: bool = False
 
 
-def doom_of(pod: PodView, node: NodeView | None, report: AgentReport | None, now: datetime) -> Doom | None:
+def doom_of(
+    pod: PodView, node: NodeView | None, report: AgentReport | None, now: datetime, *, joined: bool
+) -> Doom | None:
     """Why and when `pod` will be gone, if that was announced.
 
-    Of several notices, the earliest deadline counts.
+    Of several notices, the earliest deadline counts. A node doesn't say since when it has a taint: one with a pod
+    that has `joined` the newest generation had none before, and any other may have had it.
     """
     newest = _newest(node, report)
     dooms = [
-        Doom(message=_sentence(notice), deadline=notice.deadline, announced_at=notice.observed_at)
+        Doom(message=_sentence(notice), deadline=notice.deadline, before_pod=notice.observed_at < pod.created_at)
         for notice in _standing(newest, report, pod, now)
     ]
     unknown = after(now, UNKNOWN_LEAD)
@@ -62,7 +65,9 @@ def doom_of(pod: PodView, node: NodeView | None, report: AgentReport | None, now
         why = _MAKES_WAY if pod.disruption == _BY_SCHEDULER else "is being evicted"
         dooms.append(Doom(message=f"pod {pod.name} {why} ({pod.disruption})", deadline=unknown))
     if not dooms and node is not None:
-        dooms += _doomed_nodes(node, newest, unknown)
+        dooms += [
+            Doom(message=message, deadline=unknown, before_pod=not joined) for message in _signals(node, newest)
+        ]
     return min(dooms, key=lambda doom: doom.deadline, default=None)
 
 
@@ -98,16 +103,16 @@ def _notices_of(pod: PodView, observed: Observed, now: datetime) -> list[Notice]
     return _standing(_newest(observed.nodes.get(pod.node or ""), report), report, pod, now)
 
 
-def _doomed_nodes(node: NodeView, newest: Mapping[str, Notice], deadline: datetime) -> list[Doom]:
-    """The signals of a node without a notice in force.
+def _signals(node: NodeView, newest: Mapping[str, Notice]) -> list[str]:
+    """What a node without a notice in force shows of its loss, as a sentence.
 
     The watcher's taint means nothing once its notice is taken back. The agent may know that before the node shows it.
     """
     if node.deleting:
-        return [Doom(message=f"node {node.name} is being deleted", deadline=deadline)]
+        return [f"node {node.name} is being deleted"]
     cancelled = node.notice is not None and newest[node.notice.id].cancelled
     return [
-        Doom(message=f"node {node.name} is tainted {taint}", deadline=deadline)
+        f"node {node.name} is tainted {taint}"
         for taint in node.taints
         if taint in DOOMING_TAINTS and not (cancelled and taint == TAINT_PREEMPTION)
     ][:1]

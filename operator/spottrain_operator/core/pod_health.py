@@ -12,13 +12,13 @@ from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import CANNOT_START
 from spottrain_operator.core.model import PodView
 from spottrain_operator.core.places import places
-from spottrain_operator.core.pod_sentences import start_sentence
+from spottrain_operator.core.pod_sentences import start_sentence, waits_in_vain_sentence
 from spottrain_operator.core.scheduling import lacks_claim, scheduler_says
 from spottrain_operator.core.situation import Situation
 
 
 def heed_pods(situation: Situation, draft: Draft) -> Draft:
-    """False while a pod that the job lacks can't be created, placed or started.
+    """False while a pod that the job lacks can't be created, placed or started, or its node goes.
 
     A finished job lacks none. If it could not start, the condition keeps the reason.
     """
@@ -42,6 +42,8 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
             _no_node(situation, draft, unplaced),
             now,
         )
+    if in_vain := waits_in_vain_sentence(situation, goes):
+        return draft.condition(ConditionType.PODS_HEALTHY, False, ConditionReason.NODE_GOES, in_vain, now)
     return draft.condition(
         ConditionType.PODS_HEALTHY, True, ConditionReason.HEALTHY, "No pod is kept from starting", now
     )

@@ -80,6 +80,15 @@ def refused_reports_sentence(situation: Situation) -> str:
     )
 
 
+def waits_in_vain_sentence(situation: Situation, leaving: frozenset[str]) -> str:
+    """Why a pod that holds a place can't train on its node.
+
+    Of several, it is the first. Empty if there is none, except those that are deleted now.
+    """
+    waiting = (facts for uid, facts in situation.pods.items() if facts.waits_in_vain and uid not in leaving)
+    return next((f"pod {f.pod.name} can't train: {f.doom.message}" for f in waiting if f.doom is not None), "")
+
+
 def what_they_do(situation: Situation, placed: Sequence[PodFacts]) -> str:
     """Count what pods on nodes do before they are ready.
 

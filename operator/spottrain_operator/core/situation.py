@@ -106,18 +106,18 @@ class PodFacts:
         )
 
     @property
-    def holds_place(self) -> bool:
-        """No other pod is needed in its place.
+    def waits_in_vain(self) -> bool:
+        """It was placed on a node whose loss was announced already.
 
-        This includes a pod that was placed on a node after the notice for that node. Its replacement could land there
-        again, and so on without end.
+        Its replacement could land there again, and so on without end.
         """
-        if self.doom is not None and not self.pod.deleting:
-            announced_at = self.doom.announced_at
-            return (
-                self.current and not self.finished and announced_at is not None and announced_at < self.pod.created_at
-            )
-        return self.usable
+        doomed = self.doom is not None and self.doom.before_pod
+        return doomed and self.current and not (self.pod.deleting or self.finished)
+
+    @property
+    def holds_place(self) -> bool:
+        """No other pod is needed in its place."""
+        return self.usable or self.waits_in_vain
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,15 @@ class Situation:
             last_contact=view.last_contact if view is not None else None,
             report_age=seconds_between(view.received_at, now) if view is not None else 0.0,
             silence=self.silence(pod.uid, since=pod.ready_since or pod.created_at),
-            doom=doom_of(pod, node, report, now),
+            doom=doom_of(pod, node, report, now, joined=pod.uid in self._joined),
             current=self.keeps_old_pods or self.is_of_template(pod),
         )
+
+    @cached_property
+    def _joined(self) -> frozenset[str]:
+        """Uids of the members of the newest generation."""
+        generation = self.observed.job.status.generation
+        return frozenset(m.pod_uid for m in generation.members) if generation is not None else frozenset()
 
     @cached_property
     def refusal(self) -> Refusal | None:
