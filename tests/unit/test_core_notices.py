@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,7 @@ from spottrain_api.contract import (
     NoticeKind,
 )
 from spottrain_operator.core.model import CreatePod, DeletePod
+from spottrain_operator.core.timing import STUCK_START
 
 
 def test_a_notice_before_the_ranks_are_up_stops_at_once() -> None:
@@ -73,7 +75,7 @@ def test_a_second_notice_brings_the_deadline_nearer() -> None:
     assert generation.deadline == NOW + timedelta(seconds=15)
 
 
-OLD_NOTICE = notice(2, lead=200, observed_at=START - timedelta(seconds=5))
+OLD_NOTICE = notice(2, lead=100, observed_at=START - timedelta(seconds=5))
 TAINT = "karpenter.sh/disrupted"
 
 
@@ -82,7 +84,7 @@ TAINT = "karpenter.sh/disrupted"
     [
         ({"taints": (TAINT,)}, f"node n2 is tainted {TAINT}"),
         ({"deleting": True}, "node n2 is being deleted"),
-        ({"notice": OLD_NOTICE}, "node n2 goes at 00:05:00 UTC (preempt notice from ec2)"),
+        ({"notice": OLD_NOTICE}, "node n2 goes at 00:03:20 UTC (preempt notice from ec2)"),
     ],
     ids=["taint", "deletion", "notice"],
 )
@@ -90,11 +92,24 @@ def test_a_pod_that_lands_on_a_node_that_goes_holds_its_place_and_is_named(shows
     """Its replacement could land there again, each second anew."""
     plan = waiting_job(2, nodes={"min": 2, "max": 2}).node(2, **shows).plan()
     assert not [action for action in plan.actions if isinstance(action, CreatePod | DeletePod)]
-    sentence = f"pod job-2 can't train: {why}"
+    sentence = f"pod job-2 can't train, and is replaced at 00:05:00 UTC: {why}"
     assert plan.status.message == f"Waiting for nodes: 1 of at least 2 ready; {sentence}"
     healthy = plan.status.condition("PodsHealthy")
     assert healthy is not None
     assert (healthy.status, healthy.reason, healthy.message) == ("False", "NodeGoes", sentence)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tried"), [(STUCK_START, []), (STUCK_START + 1, ["job-2", "job-3"])], ids=["before", "after"]
+)
+@pytest.mark.parametrize("shows", [{"taints": (TAINT,)}, {"notice": OLD_NOTICE}], ids=["taint", "notice"])
+def test_a_node_that_stays_past_its_deadline_is_left(shows: dict[str, Any], seconds: float, tried: list[str]) -> None:
+    """The old pod is there until it has ended, so that the new one goes to another node if one is free."""
+    waits = waiting_job(2, nodes={"min": 2, "max": 2}).node(2, **shows)
+    agents = (OLD_NOTICE,) if "notice" in shows else ()
+    scene = replace(waits, now=START + timedelta(seconds=seconds)).all_say().says(2, notices=agents)
+    changes = [action for action in scene.plan().actions if isinstance(action, CreatePod | DeletePod)]
+    assert [action.name for action in changes] == tried
 
 
 @pytest.mark.parametrize("shows", [{"taints": (TAINT,)}, {"deleting": True}], ids=["taint", "deletion"])

@@ -105,7 +105,8 @@ def _useless(situation: Situation, draft: Draft, facts: PodFacts, kept: bool) ->
         return "it waits for nodes of a pool that was edited or removed"
     if facts.unreachable:
         return "its node is gone or not ready"
-    if facts.doom is not None and not facts.holds_place:
+    placed_at = facts.pod.scheduled_at or facts.pod.created_at
+    if facts.doom is not None and (not facts.holds_place or _longer_than(STUCK_START, placed_at, situation)):
         return facts.doom.message
     if not kept and facts.doom is None and _knows_notices(situation):
         return "the job has enough pods"

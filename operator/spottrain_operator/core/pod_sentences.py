@@ -10,6 +10,7 @@ from spottrain_api.contract import TRAINER_CONTAINER, WaitingReason
 from spottrain_api.wording import counted, listed
 from spottrain_operator.core.model import FAILED_STARTS, PodView
 from spottrain_operator.core.situation import PodFacts, Situation
+from spottrain_operator.core.timing import STUCK_START, after
 
 # Words of Python, and of container runtimes, on an image without the agent or without Python.
 _NO_AGENT = re.compile(r"""No module named '?spottrain|"python": executable|executable (?:file )?["`]python""")
@@ -81,12 +82,16 @@ def refused_reports_sentence(situation: Situation) -> str:
 
 
 def waits_in_vain_sentence(situation: Situation, leaving: frozenset[str]) -> str:
-    """Why a pod that holds a place can't train on its node.
+    """Why a pod that holds a place can't train on its node, and when another one is tried.
 
     Of several, it is the first. Empty if there is none, except those that are deleted now.
     """
-    waiting = (facts for uid, facts in situation.pods.items() if facts.waits_in_vain and uid not in leaving)
-    return next((f"pod {f.pod.name} can't train: {f.doom.message}" for f in waiting if f.doom is not None), "")
+    for uid, facts in situation.pods.items():
+        if facts.doom is not None and facts.waits_in_vain and uid not in leaving:
+            pod = facts.pod
+            until = after(pod.scheduled_at or pod.created_at, STUCK_START)
+            return f"pod {pod.name} can't train, and is replaced at {until:%H:%M:%S} UTC: {facts.doom.message}"
+    return ""
 
 
 def what_they_do(situation: Situation, placed: Sequence[PodFacts]) -> str:

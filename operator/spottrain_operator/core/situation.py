@@ -109,7 +109,7 @@ class PodFacts:
     def waits_in_vain(self) -> bool:
         """It was placed on a node whose loss was announced already.
 
-        Its replacement could land there again, and so on without end.
+        Its replacement could land there again, and so on without end. So it is replaced after STUCK_START.
         """
         doomed = self.doom is not None and self.doom.before_pod
         return doomed and self.current and not (self.pod.deleting or self.finished)
