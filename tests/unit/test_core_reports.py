@@ -120,6 +120,14 @@ def test_cost_and_goodput_are_of_the_time_between_passes() -> None:
     assert (after.currency, after.display) == ("USD", "8.22 USD (saved 33%)")
 
 
+def test_an_operator_whose_clock_is_behind_charges_no_time_twice() -> None:
+    """The operator before has charged the hour to come, and that before it may lead again."""
+    scene = training_job().later(3600).decided()
+    behind = replace(scene, now=at(160)).all_say(progress=training(60)).decided()
+    assert behind.observed.job.status.progress.step == 60
+    assert replace(behind, now=scene.now).plan().status.cost == scene.observed.job.status.cost
+
+
 def test_a_job_without_a_step_has_saved_nothing() -> None:
     cost = replace(starting_job(), now=NOW).later(3600).plan().status.cost
     assert cost is not None

@@ -60,6 +60,17 @@ def test_a_new_operator_makes_up_for_no_records(num_missed: int) -> None:
     assert recorded(RECORD_INTERVAL).plan().status.accounted_at == NOW
 
 
+@pytest.mark.parametrize(("seconds", "step"), [(19, 50), (20, 60), (250, 60)])
+def test_a_record_of_the_future_puts_none_off(seconds: float, step: int) -> None:
+    """The operator before, whose clock was five minutes ahead, wrote it."""
+    ahead = at_rest().status(accounted_at=NOW + timedelta(seconds=300 - 10))
+    taken_over = replace(ahead, observed=replace(ahead.observed, listening_since=NOW)).later(seconds)
+    plan = taken_over.all_say(progress=training(60), step_age_seconds=0.5).plan()
+    assert plan.status.progress.step == step
+    assert plan.requeue_after is not None
+    assert plan.requeue_after <= RECORD_INTERVAL
+
+
 RESTLESS: dict[str, Callable[[Scene], Scene]] = {
     "a member that is not there": lambda scene: scene.says(4, age=2.0),
     "a member that makes no steps": lambda scene: scene.says(4, step_age_seconds=40.0),

@@ -20,11 +20,13 @@ def account(situation: Situation, draft: Draft, *, at_once: bool = False) -> Dra
 
     The charge is for the time since the last record.
     """
-    status, now = draft.status, situation.now
+    status = draft.status
     if not (at_once or draft.records):
         return draft
-    hours = 0.0 if status.accounted_at is None else seconds_between(status.accounted_at, now) / _SECONDS_PER_HOUR
-    draft = spend_on_wait(situation, draft.update(accounted_at=now, **_costs(situation, status, max(0.0, hours))))
+    before = status.accounted_at or situation.now
+    now = max(situation.now, before)  # an operator with another clock has charged up to `before`
+    hours = seconds_between(before, now) / _SECONDS_PER_HOUR
+    draft = spend_on_wait(situation, draft.update(accounted_at=now, **_costs(situation, status, hours)))
     return draft.update(**_goodput(draft.status, situation))
 
 

@@ -112,9 +112,21 @@ def press(situation: Situation, draft: Draft) -> Draft:
     if left is not None:
         message = f"pod {left.member.pod} has left it"
         return request_end(situation, draft, members, cause, message, at_once=True)
-    if generation.deadline is not None and situation.now > after(generation.deadline, DRAIN_OVERTIME):
+    due = _drains_until(situation, generation)
+    if due is not None and situation.now > after(due, DRAIN_OVERTIME):
         return request_end(situation, draft, members, cause, "its drain had not ended by the deadline", at_once=True)
     return draft
+
+
+def _drains_until(situation: Situation, generation: GenerationStatus) -> datetime | None:
+    """The deadline of a drain by the clock of this operator.
+
+    Another operator may have set it, by another clock. What it gave the drain in all is known, and passes anew.
+    """
+    deadline, requested_at = generation.deadline, generation.requested_at
+    if deadline is None or requested_at is None:
+        return deadline
+    return max(deadline, after(situation.observed.listening_since, seconds_between(requested_at, deadline)))
 
 
 def conclude(situation: Situation, draft: Draft) -> Draft:

@@ -43,7 +43,8 @@ def _while_running(situation: Situation, draft: Draft, generation: GenerationSta
     if not _is_at_rest(situation, generation):
         return _RESTLESS
     status, limit = draft.status, situation.spec.run_policy.active_deadline_seconds
-    times = [situation.next_record(status.accounted_at or situation.now)]
+    record = situation.next_record(status.accounted_at or situation.now)
+    times = [record if record > situation.now else situation.next_record(situation.now)]
     if limit is not None and status.start_time is not None:
         times.append(after(status.start_time, limit))
     if status.fallback_since is not None:

@@ -141,10 +141,13 @@ class Situation:
         """When to record again after the record of `newest`.
 
         A new operator doesn't make up for records that were due before it listened, because it has heard nobody. Each
-        job keeps its rhythm, or all would be due at once.
+        job keeps its rhythm, or all would be due at once. A record of the future is that of an operator with another
+        clock, and counts as one of the past.
         """
         interval = self.observed.record_interval
-        num_missed = max(0.0, seconds_between(newest, self.observed.listening_since) // interval)
+        num_missed = seconds_between(newest, self.observed.listening_since) // interval
+        if newest <= self.now:
+            num_missed = max(0.0, num_missed)
         return after(newest, (num_missed + 1) * interval)
 
     @cached_property
