@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from scene import Scene, at, starting_job, training, training_job
-from spottrain_api.contract import AgentPhase, Progress, TrainerPhase
+from scene import Scene, at, notice, starting_job, training, training_job
+from spottrain_api.contract import AgentPhase, NoticeKind, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationState
 from spottrain_operator.core.timing import NO_STEP, SILENT_WHILE_STUCK, STEPPING
 
@@ -193,3 +193,32 @@ def test_a_member_that_leaves_as_the_hang_is_stopped_has_not_caused_it() -> None
     assert ended.transitions[0].reason == "Hang"
     assert "no rank made a first step within" in ended.transitions[0].message
     assert "left its loop" not in ended.transitions[0].message
+
+
+@pytest.mark.parametrize(
+    ("phase", "seconds", "state"),
+    [
+        (TrainerPhase.TRAINING, 60, GenerationState.DRAINING),
+        (TrainerPhase.TRAINING, 61, GenerationState.STOPPING),
+        (TrainerPhase.SAVING, 850, GenerationState.DRAINING),
+    ],
+)
+def test_a_drain_with_a_far_deadline_has_the_limit_of_a_hang(
+    phase: TrainerPhase, seconds: float, state: GenerationState
+) -> None:
+    """A save ends by the deadline by itself. A node that goes is no failure, whatever its ranks do before."""
+    scene = training_job(runPolicy={"hangTimeoutSeconds": 60})
+    drains = scene.node(3, notice=notice(3, lead=900, kind=NoticeKind.MAINTENANCE)).decided().later(seconds)
+    told = training().model_copy(update={"phase": phase})
+    plan = drains.all_say(progress=told, step_age_seconds=float(seconds), stalled=True).plan()
+    assert plan.status.generation is not None
+    assert (plan.status.generation.state, plan.status.generation.reason) == (state, "Preempted")
+    assert ("Hang" in [e.reason for e in plan.events]) == (state is GenerationState.STOPPING)
+
+
+def test_the_message_of_a_drain_says_that_no_step_is_made() -> None:
+    drains = training_job().node(3, notice=notice(3, lead=900)).decided()
+    told = message(drains.all_say(step_age_seconds=NO_STEP + 1))
+    assert told.startswith(
+        "Draining generation 1 with 4 nodes (Preempted), by 00:16:40 UTC; no step since 00:01:39 UTC"
+    )

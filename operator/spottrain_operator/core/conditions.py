@@ -120,14 +120,14 @@ def _message(situation: Situation, draft: Draft, phase: Phase) -> str:
 
 def _of_generation(situation: Situation, draft: Draft, generation: GenerationStatus, phase: Phase) -> str:
     name = f"generation {generation.number} with {counted(len(generation.members), 'node')}"
-    if phase is Phase.DRAINING:
-        until = f", by {generation.deadline:%H:%M:%S} UTC" if generation.deadline is not None else ""
-        return f"Draining {name} ({generation.reason}){until}"
     if phase is Phase.RECOVERING:
         reason, why = _of_stop(situation, draft, generation)
         return f"Stopping {name} ({reason}){f': {why}' if why else ''}"
     sentence = standstill_sentence(situation, generation)
     stands_still = f"; {sentence}" if sentence else ""
+    if phase is Phase.DRAINING:
+        until = f", by {generation.deadline:%H:%M:%S} UTC" if generation.deadline is not None else ""
+        return f"Draining {name} ({generation.reason}){until}{stands_still}"
     if phase is Phase.STARTING:
         return f"Starting {name}{stands_still}{_after_failure(draft.status)}{_failing_saves(draft.status)}"
     unseen = f"; {_without_session(situation, generation)}" if generation.first_step_at is None else ""

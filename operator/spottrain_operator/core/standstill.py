@@ -36,13 +36,16 @@ class Standstill:
 def standstill(situation: Situation, generation: GenerationStatus) -> Standstill | None:
     """The standstill of the generation.
 
-    None if the generation is ending, or if nobody can know whether it makes steps. Members that left before the
-    first step are waited for. After it, one rank alone may have work left.
+    None if the generation stops or has ended, or if nobody can know whether it makes steps. In a drain, ranks that
+    save have until its deadline. Members that left before the first step are waited for. After it, one rank alone may
+    have work left.
     """
-    if generation.state is not GenerationState.ACTIVE:
+    if generation.state not in (GenerationState.ACTIVE, GenerationState.DRAINING):
         return None
     members = members_of(situation, generation)
     heard = [m for m in members if m.state in STILL_IN and m.facts is not None and m.facts.heard]
+    if generation.state is GenerationState.DRAINING and any(m.at_its_end for m in heard):
+        return None
     starting = generation.first_step_at is None
     complete = all(m.state in STILL_IN or (starting and m.left_early) for m in members)
     if not heard or not complete or is_unheard(situation, generation):
