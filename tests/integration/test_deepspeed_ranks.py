@@ -309,7 +309,7 @@ def test_another_engine_goes_on_from_its_checkpoint(tmp_path: Path, fork: Any) -
 
 
 def test_the_loss_scaler_of_fp16_is_resumed(tmp_path: Path, fork: Any) -> None:
-    """It starts so high that the first steps overflow, and are skipped: Adam doesn't count them."""
+    """It starts so high that the first steps overflow. Adam doesn't count them."""
     power = 20
     scaler = {"fp16": {"initial_scale_power": power, "loss_scale_window": 1000, "hysteresis": 1}}
     steady = Job(tmp_path / "steady", fork, deepspeed=stage(2, config=scaler), precision="fp16")

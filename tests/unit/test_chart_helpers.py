@@ -1,4 +1,7 @@
-"""The chart's helpers that compare labels, rendered alone: in a chart they read what a cluster holds."""
+"""The chart's helpers that compare labels, rendered alone.
+
+In the chart they read what a cluster holds.
+"""
 
 from __future__ import annotations
 

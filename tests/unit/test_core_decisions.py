@@ -221,7 +221,7 @@ def test_a_drain_that_takes_too_long_is_stopped() -> None:
 
 @pytest.mark.parametrize(("seconds", "state"), [(14, DRAINING), (16, STOPPING)])
 def test_a_new_operator_with_another_clock_leaves_a_drain_its_time(seconds: float, state: GenerationState) -> None:
-    """By its clock, which is a minute ahead, the deadline has passed before it listens."""
+    """By its clock, the deadline has passed before it listens."""
     drains = training_job().node(4, notice=notice(4, lead=10)).decided().later(60)
     taken_over = replace(drains, observed=replace(drains.observed, listening_since=drains.now))
     generation = taken_over.later(seconds).plan().status.generation

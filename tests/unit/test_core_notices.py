@@ -104,7 +104,10 @@ def test_a_pod_that_lands_on_a_node_that_goes_holds_its_place_and_is_named(shows
 )
 @pytest.mark.parametrize("shows", [{"taints": (TAINT,)}, {"notice": OLD_NOTICE}], ids=["taint", "notice"])
 def test_a_node_that_stays_past_its_deadline_is_left(shows: dict[str, Any], seconds: float, tried: list[str]) -> None:
-    """The old pod is there until it has ended, so that the new one goes to another node if one is free."""
+    """The old pod is there until it has ended.
+
+    So the new one goes to another node if one is free.
+    """
     waits = waiting_job(2, nodes={"min": 2, "max": 2}).node(2, **shows)
     agents = (OLD_NOTICE,) if "notice" in shows else ()
     scene = replace(waits, now=START + timedelta(seconds=seconds)).all_say().says(2, notices=agents)

@@ -121,7 +121,7 @@ def test_cost_and_goodput_are_of_the_time_between_passes() -> None:
 
 
 def test_an_operator_whose_clock_is_behind_charges_no_time_twice() -> None:
-    """The operator before has charged the hour to come, and that before it may lead again."""
+    """The operator before it has charged the hour to come."""
     scene = training_job().later(3600).decided()
     behind = replace(scene, now=at(160)).all_say(progress=training(60)).decided()
     assert behind.observed.job.status.progress.step == 60

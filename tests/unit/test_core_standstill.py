@@ -206,7 +206,7 @@ def test_a_member_that_leaves_as_the_hang_is_stopped_has_not_caused_it() -> None
 def test_a_drain_with_a_far_deadline_has_the_limit_of_a_hang(
     phase: TrainerPhase, seconds: float, state: GenerationState
 ) -> None:
-    """A save ends by the deadline by itself. A node that goes is no failure, whatever its ranks do before."""
+    """A save ends by the deadline by itself, and a node that goes is no failure."""
     scene = training_job(runPolicy={"hangTimeoutSeconds": 60})
     drains = scene.node(3, notice=notice(3, lead=900, kind=NoticeKind.MAINTENANCE)).decided().later(seconds)
     told = training().model_copy(update={"phase": phase})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -72,7 +74,8 @@ def test_a_total_that_is_not_a_whole_number_is_refused(total: Any, capsys: pytes
 
 @pytest.fixture
 def _no_accelerator_afterwards() -> Iterator[None]:
-    yield
+    with mock.patch.dict(os.environ):  # it sets variables of a world
+        yield
     AcceleratorState._reset_state(reset_partial_state=True)
 
 

@@ -144,7 +144,7 @@ def test_a_report_is_as_late_as_it_is_later_than_the_fastest_one(hours_off: int)
 
 @pytest.mark.parametrize(("ahead", "corrected"), [(-3600, 3600), (-60, 60), (2, 0), (60, -60), (3600, -3600)])
 def test_the_times_of_ranks_are_corrected_by_what_their_clock_is_off(ahead: int, corrected: int) -> None:
-    """However long a report is on its way, and without a word for a clock that is only a little off."""
+    """A clock that is a little off is taken for right, as all reports take a moment."""
     reports = ReportBox(lambda _job, urgent: None)
     moments = ("first_step_at", "last_step_at", "updated_at", "drain_seen_at")
     for number, delay in enumerate((0.1, 0.1, 90.0)):

@@ -122,10 +122,13 @@ class Running:
         return found
 
     def place(self, name: str, *, on: str, taint: str) -> None:
-        """Let the first pod of a job be on a node with a taint."""
+        """Let the first pod of a job have been for long on a node, which has a taint now."""
         node = {"metadata": {"name": on}, "spec": {"taints": [{"key": taint, "effect": "NoSchedule"}]}}
         self.cluster.put_node(node | {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
-        self.cluster.pods[KEY.namespace, f"{name}-1"]["spec"]["nodeName"] = on
+        pod = self.cluster.pods[KEY.namespace, f"{name}-1"]
+        pod["spec"]["nodeName"] = on
+        placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        pod.setdefault("status", {})["conditions"] = [placed]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):

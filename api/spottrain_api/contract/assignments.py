@@ -194,7 +194,10 @@ class AgentReport(PeerMessage):
     sent_at: datetime
 
     def shifted(self, offset: timedelta) -> Self:
-        """The same by a clock that is ahead by `offset`. Notices are as their watcher wrote them."""
+        """The same by a clock that is ahead by `offset`.
+
+        Notices are as their watcher wrote them.
+        """
         progress = self.progress.shifted(offset) if self.progress is not None else None
         return self.model_copy(update={"progress": progress, "sent_at": self.sent_at + offset})
 

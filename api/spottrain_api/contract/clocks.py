@@ -32,9 +32,9 @@ def clock_offset(date: str | None, now: datetime) -> timedelta:
 
 
 def rounded_offset(seconds: float) -> timedelta:
-    """The offset of a clock, rounded to five seconds, as it was measured by a message that took a moment.
+    """The offset of a clock, rounded to five seconds.
 
-    Zero if it is more than a hundred years.
+    It was measured by a message that took a moment. Zero if it is more than a hundred years.
     """
     offset = timedelta(seconds=_GRAIN_SECONDS * round(seconds / _GRAIN_SECONDS))
     return offset if abs(offset) < _MAX else timedelta()

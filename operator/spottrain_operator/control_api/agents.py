@@ -58,9 +58,10 @@ def _all_fields(model: type[Message]) -> set[str]:
 
 
 class LeastDelay:
-    """What a pod's clock is off: the delay of its fastest report in the last hour or two.
+    """What a pod's clock is off.
 
-    Older ones don't count, because the pod's clock or the operator's may be set.
+    That is the delay of its fastest report in the last hour or two. Older ones don't count, because either clock may
+    be set.
     """
 
     __slots__ = ("_before", "_least", "_since")
@@ -304,13 +305,16 @@ class ReportBox:
             self._heard_at[uid] = self._now() - timedelta(seconds=ago)
 
     def put(self, sender: PodIdentity, report: AgentReport, *, received_at: datetime | None = None) -> bool:
-        """Keep a report by the operator's clock, unless a later one has overtaken it. Returns whether it did.
+        """Keep a report, by the operator's clock, unless a later one has overtaken it.
 
         Args:
             sender: The pod that it is about.
             report: What its agent has sent.
             received_at: Time at which the request came, by the operator's clock. None: now. A report tells of that
                 time, even if the check of its token took long.
+
+        Returns:
+            Whether it is kept.
         """
         received_at = received_at or self._now()
         previous = self._reports.get(sender.uid)

@@ -18,9 +18,9 @@ from spottrain_operator.core.situation import Situation
 
 
 def heed_pods(situation: Situation, draft: Draft) -> Draft:
-    """False while a pod that the job lacks can't be created, placed or started, or its node goes.
+    """False while a pod that the job lacks can't be created, placed or started.
 
-    A finished job lacks none. If it could not start, the condition keeps the reason.
+    The same while its node goes. A finished job lacks none. If it could not start, the condition keeps the reason.
     """
     if draft.finished:
         return _of_finished(situation, draft)

@@ -82,7 +82,7 @@ def refused_reports_sentence(situation: Situation) -> str:
 
 
 def waits_in_vain_sentence(situation: Situation, leaving: frozenset[str]) -> str:
-    """Why a pod that holds a place can't train on its node, and when another one is tried.
+    """Why a pod that holds a place can't train, and when another node is tried.
 
     Of several, it is the first. Empty if there is none, except those that are deleted now.
     """
