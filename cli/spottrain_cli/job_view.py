@@ -152,11 +152,11 @@ def unseen_sentence(jobs: Iterable[JobSnapshot], at: datetime) -> str:
 class JobReader:
     """Reads jobs with the credentials of a kubeconfig. Default: kubectl's own rules.
 
-    `namespace` is that of the kubeconfig's context, otherwise `default`. Every method raises Unanswered if the API
-    server does not answer, and UserError if it refuses.
+    `namespace` is the one given, or that of the kubeconfig's context, otherwise `default`. Every method raises
+    Unanswered if the API server does not answer, and UserError if it refuses.
     """
 
-    def __init__(self, kubeconfig: str | None = None) -> None:
+    def __init__(self, kubeconfig: str | None = None, namespace: str | None = None) -> None:
         # The import takes half a second, and only the commands that read a job need it.
         from kubernetes import client, config
         from yaml import YAMLError
@@ -165,7 +165,7 @@ class JobReader:
         try:
             self._client: Any = config.new_client_from_config(config_file=path)
             _, active = config.list_kube_config_contexts(config_file=path)
-            self.namespace: str = active["context"].get("namespace") or "default"
+            self.namespace: str = namespace or active["context"].get("namespace") or "default"
         except (config.ConfigException, YAMLError, OSError, ValueError, AttributeError, TypeError) as error:
             # The client walks through what it has parsed: of a text or a list, it misses methods.
             said = getattr(error, "strerror", None) or " ".join(str(error).split())

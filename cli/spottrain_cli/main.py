@@ -93,17 +93,17 @@ def status(job: str | None, watch: bool, all_namespaces: bool, namespace: str | 
     """
     if job is not None and all_namespaces:
         raise UserError("--all-namespaces lists jobs: leave JOB out, or name its namespace with -n.")
-    reader = JobReader(kubeconfig)
-    namespace = namespace or reader.namespace
+    reader = JobReader(kubeconfig, namespace)
     console = Console()
+    listed = None if all_namespaces else reader.namespace
     if job is None and watch:
-        watch_jobs(reader, None if all_namespaces else namespace, console)
+        watch_jobs(reader, listed, console)
     elif job is None:
-        console.print(jobs_table(reader.jobs(None if all_namespaces else namespace), now(), console.width))
+        console.print(jobs_table(reader.jobs(listed), now(), console.width))
     elif watch:
-        sys.exit(0 if watch_job(reader, namespace, job, console) is Phase.SUCCEEDED else JOB_FAILED)
+        sys.exit(0 if watch_job(reader, reader.namespace, job, console) is Phase.SUCCEEDED else JOB_FAILED)
     else:
-        snapshot = reader.read(namespace, job, with_history=True)
+        snapshot = reader.read(reader.namespace, job, with_history=True)
         console.print(job_view(snapshot, now(), [point.loss for point in snapshot.history]))
 
 
@@ -199,9 +199,9 @@ def logs(job: str, node_rank: int, everyone: bool, namespace: str | None, kubeco
     Shows node rank 0, whichever pod that is. Exits with 0 if the job succeeds. The logs of the last generation can be
     read until the job is deleted.
     """
-    reader = JobReader(kubeconfig)
+    reader = JobReader(kubeconfig, namespace)
     follower = Follower(
-        JobLogs(reader=reader, namespace=namespace or reader.namespace, job=job),
+        JobLogs(reader=reader, namespace=reader.namespace, job=job),
         wanted=lambda member: everyone or member.node_rank == node_rank,
         prefix=everyone,
         write=click.echo,
@@ -224,8 +224,8 @@ def report(job: str, output: Path | None, namespace: str | None, kubeconfig: str
     from spottrain_cli.report import html_report
 
     path = output or Path(f"{job}.html")
-    reader = JobReader(kubeconfig)
-    snapshot = reader.read(namespace or reader.namespace, job, with_history=True)
+    reader = JobReader(kubeconfig, namespace)
+    snapshot = reader.read(reader.namespace, job, with_history=True)
     page = html_report(snapshot, now())
     try:
         path.write_text(page, encoding="utf-8")

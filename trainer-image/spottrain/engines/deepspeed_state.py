@@ -302,7 +302,7 @@ class ZeroState:
         """Create the optimizer's state before its first step.
 
         Otherwise there would be nothing to load into. One step with zero gradients creates it, as in PyTorch's own
-        state dict API; the load overwrites all of it.
+        state dict API. It is not counted, and a load overwrites all of it.
         """
         groups = self._base.param_groups
         for index, flat in enumerate(flats):
@@ -311,8 +311,7 @@ class ZeroState:
             group = groups[self._layout.group(index)]
             gradient, flat.grad = flat.grad, torch.zeros_like(flat)
             no_rate = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
-            only = {**group, "params": [flat], "lr": no_rate}
-            self._base.param_groups = [only]
+            self._base.param_groups = [{**group, "params": [flat], "lr": no_rate}]
             self._base.step()
             count_no_step([self._base.state[flat]])
             flat.grad = gradient
