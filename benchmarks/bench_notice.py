@@ -32,9 +32,10 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks import clean_up_on_sigterm
-from benchmarks.recovery.managed import ManagedJob
+from benchmarks.recovery.managed import ManagedJob, managed_job
 from spottrain_api.contract import CapacityType, Progress
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
+from spottrain_local.layout import LocalClusterError
 from spottrain_local.spec import SYSTEM_POOL, ClusterSpec, NodePool
 
 NOTICE_SECONDS = 120.0
@@ -189,18 +190,18 @@ def main() -> int:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     measured: dict[str, Samples] = {}
-    with tempfile.TemporaryDirectory(prefix="spottrain-bench-") as folder:
-        job = ManagedJob(Path(folder), SPEC)
-        try:
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="spottrain-bench-") as folder,
+            managed_job(Path(folder), SPEC) as job,
+        ):
             bench = NoticeBench(job)
             for name, num in (("running", args.rounds), ("stopped", args.rounds_stopped)):
                 title = f"Notices, operator {name}"
                 measured[name] = bench.samples(num, title, with_operator=name == "running")
-        except (TimeoutError, subprocess.CalledProcessError) as error:
-            print(f"bench_notice: {error}", file=sys.stderr)
-            return 2
-        finally:
-            job.close()
+    except (LocalClusterError, TimeoutError, subprocess.CalledProcessError) as error:
+        print(f"bench_notice: {error}", file=sys.stderr)
+        return 2
     Console(width=130).print(table(measured))
     plot(measured, args.out / "notice.svg")
     (args.out / "notice.json").write_text(json.dumps(measured, indent=1))

@@ -72,11 +72,8 @@ def run(out: Path, rounds: int) -> list[Result]:
                 )
             )
             console.print(f"[dim]{title}, round {number + 1}: spottrain …[/dim]")
-            job = managed.ManagedJob(folder / "spottrain")
-            try:
+            with managed.managed_job(folder / "spottrain") as job:
                 outcome, spent = managed.measure(job, case, warm_steps=WARM_STEPS, patience_seconds=PATIENCE_SECONDS)
-            finally:
-                job.close()
             ours.append(outcome)
             phases.append(spent)
             console.print(f"[dim]  plain {shown(plains[-1])[0]}, spottrain {shown(outcome)[0]}[/dim]")

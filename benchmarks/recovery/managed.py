@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
@@ -36,41 +38,12 @@ SPEC = ClusterSpec(
 
 
 class ManagedJob:
-    """A local cluster with the job on it. To close it leaves nothing behind."""
+    """The job on a local cluster; `managed_job` runs it."""
 
-    def __init__(self, folder: Path, spec: ClusterSpec = SPEC) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        os.environ["SPOTTRAIN_LOCAL_HOME"] = str(folder / "clusters")
-        self.steps_file = folder / "steps.txt"
-        self._manifest = folder / "trainingjob.yaml"
-        self.cluster: Cluster = open_cluster("bench")
-        self.cluster.up(spec)
-        install_operator(self.cluster)
-        self._reader = JobReader(str(self.cluster.kubeconfig))
-        self._manifest.write_text(yaml.safe_dump(self._job(spec)))
-        self.kubectl("apply", "-f", str(self._manifest))
-
-    def _job(self, spec: ClusterSpec) -> dict[str, object]:
-        pools = [pool for pool in spec.nodes if pool.name != SYSTEM_POOL]
-        num_on_demand = sum(pool.count for pool in pools if pool.capacity_type == "on-demand")
-        return {
-            "apiVersion": "spottrain.dev/v1alpha1",
-            "kind": "TrainingJob",
-            "metadata": {"name": JOB},
-            "spec": {
-                "image": "local/trainer",
-                "entrypoint": {"script": str(Path(__file__).with_name("train_spottrain.py"))},
-                "env": [
-                    {"name": "STEP_LOG", "value": str(self.steps_file)},
-                    {"name": "NUM_STEPS", "value": "1000000"},
-                ],
-                "nodes": {"min": MIN_NODES, "max": sum(pool.count for pool in pools)},
-                "capacity": {"onDemand": {"min": num_on_demand}, "fallback": {"policy": "None"}},
-                "strategy": "ddp",
-                "batch": {"global": GLOBAL_BATCH, "micro": GLOBAL_BATCH // MIN_NODES},
-                "checkpoint": {"uri": "s3://checkpoints/recovery", "interval": f"{CHECKPOINT_STEPS}steps"},
-            },
-        }
+    def __init__(self, cluster: Cluster, steps_file: Path) -> None:
+        self.cluster = cluster
+        self._steps_file = steps_file
+        self._reader = JobReader(str(cluster.kubeconfig))
 
     def kubectl(self, *arguments: str) -> None:
         kubectl = Path(sys.executable).with_name("kubectl")
@@ -82,7 +55,7 @@ class ManagedJob:
         return self._reader.read(NAMESPACE, JOB).status
 
     def steps(self) -> list[CompletedStep]:
-        return read_steps(self.steps_file)
+        return read_steps(self._steps_file)
 
     def wait_until_whole(self, warm_steps: int) -> None:
         """Wait until all nodes train together.
@@ -152,8 +125,50 @@ class ManagedJob:
             before = max(before, at)
         return spent
 
-    def close(self) -> None:
-        self.cluster.down(delete=True)
+
+@contextmanager
+def managed_job(folder: Path, spec: ClusterSpec = SPEC) -> Iterator[ManagedJob]:
+    """Run the job on a local cluster of its own. No cluster is left, whatever happens.
+
+    Raises:
+        LocalClusterError: The cluster did not start, or the operator could not be installed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["SPOTTRAIN_LOCAL_HOME"] = str(folder / "clusters")
+    steps_file, manifest = folder / "steps.txt", folder / "trainingjob.yaml"
+    manifest.write_text(yaml.safe_dump(_manifest(spec, steps_file)))
+    cluster = open_cluster("bench")
+    try:
+        cluster.up(spec)
+        install_operator(cluster)
+        job = ManagedJob(cluster, steps_file)
+        job.kubectl("apply", "-f", str(manifest))
+        yield job
+    finally:
+        cluster.down(delete=True)
+
+
+def _manifest(spec: ClusterSpec, steps_file: Path) -> dict[str, object]:
+    pools = [pool for pool in spec.nodes if pool.name != SYSTEM_POOL]
+    num_on_demand = sum(pool.count for pool in pools if pool.capacity_type == "on-demand")
+    return {
+        "apiVersion": "spottrain.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": JOB},
+        "spec": {
+            "image": "local/trainer",
+            "entrypoint": {"script": str(Path(__file__).with_name("train_spottrain.py"))},
+            "env": [
+                {"name": "STEP_LOG", "value": str(steps_file)},
+                {"name": "NUM_STEPS", "value": "1000000"},
+            ],
+            "nodes": {"min": MIN_NODES, "max": sum(pool.count for pool in pools)},
+            "capacity": {"onDemand": {"min": num_on_demand}, "fallback": {"policy": "None"}},
+            "strategy": "ddp",
+            "batch": {"global": GLOBAL_BATCH, "micro": GLOBAL_BATCH // MIN_NODES},
+            "checkpoint": {"uri": "s3://checkpoints/recovery", "interval": f"{CHECKPOINT_STEPS}steps"},
+        },
+    }
 
 
 def measure(
