@@ -115,7 +115,9 @@ def train_plainly(launch: Launch, shape: Shape, clock: Clock, last: int, save: C
         dist.destroy_process_group()
 
 
-def train_with_spottrain(launch: Launch, shape: Shape, clock: Clock, last: int, **settings: Any) -> None:
+def train_with_spottrain(
+    launch: Launch, shape: Shape, clock: Clock, last: int, before_save: Callable[[int], None], **settings: Any
+) -> None:
     start_writer()  # as the agent does
     with spottrain.session(
         strategy="ddp",
@@ -136,6 +138,7 @@ def train_with_spottrain(launch: Launch, shape: Shape, clock: Clock, last: int, 
                 loss = loss_of(training.model, ids)
                 step.backward(loss)
             step.update()
+            before_save(step.number)
             clock.step(step.number, loss.detach())
 
 
@@ -146,20 +149,35 @@ def main(new_clock: Callable[[torch.device, int, int], Clock] = Clock) -> None:
     first = every + WARM_UP  # so that the first save, which allocates its memory, doesn't count
     clock = new_clock(launch.device, first, first + steps)
     last = first + steps
+    uri = f"file://{folder}/commits"
+    saved: set[int] = set()  # the steps with a checkpoint
 
     def save(number: int, state: dict[str, Any]) -> None:
         if way == PLAIN_SAVES and number % every == 0 and launch.rank == 0:
+            saved.add(number)
             with (folder / "plain.pt").open("wb") as file:
                 torch.save({name: part.state_dict() for name, part in state.items()}, file)
                 file.flush()
                 os.fsync(file.fileno())
 
-    commits = {"checkpoint_uri": f"file://{folder}/commits", "checkpoint_interval": f"{every}steps"}
+    def note_commits() -> None:
+        head = read_head(open_storage(uri))
+        saved.update(commit.step for commit in (head.commits if head is not None else ()))
+
+    def before_save(number: int) -> None:
+        # HEAD lists only the newest two commits. From one due step to the next, at most one is added: while it is
+        # under way, the next one is left out.
+        if way == OURS_COMMITS and number % every == 0 and launch.rank == 0:
+            note_commits()
+
+    commits = {"checkpoint_uri": uri, "checkpoint_interval": f"{every}steps"}
     if way in (PLAIN, PLAIN_SAVES):
         train_plainly(launch, shape, clock, last, save)
     else:
-        train_with_spottrain(launch, shape, clock, last, **(commits if way == OURS_COMMITS else {}))
+        train_with_spottrain(launch, shape, clock, last, before_save, **(commits if way == OURS_COMMITS else {}))
     if launch.rank == 0:
+        if way == OURS_COMMITS:
+            note_commits()
         report = {
             "seconds": clock.seconds,
             "losses": clock.losses,
@@ -168,22 +186,9 @@ def main(new_clock: Callable[[torch.device, int, int], Clock] = Clock) -> None:
             "parameters": num_parameters(shape),
             "shape": shape.name,
             "measured_tflops": measured_tflops(launch.device),
-            "saved": sum(first < step < last for step in _saved(way, folder, every, last)),
+            "saved": sum(first < step < last for step in saved),
         }
         Path(result).write_text(json.dumps(report))
-
-
-def _saved(way: str, folder: Path, every: int, last: int) -> list[int]:
-    """The steps with a checkpoint.
-
-    A commit is left out while the previous one is under way.
-    """
-    if way == PLAIN_SAVES:
-        return [*range(every, last + 1, every)]
-    if way != OURS_COMMITS:
-        return []
-    head = read_head(open_storage(f"file://{folder}/commits"))
-    return [commit.step for commit in head.commits] if head is not None else []
 
 
 if __name__ == "__main__":

@@ -26,24 +26,26 @@ ROOT = Path(__file__).parents[2]
 EVERY = STEPS = 8
 
 
+def report_of(fork: Any, way: str, folder: Path, steps: int = STEPS) -> dict[str, Any]:
+    """What the only rank reports."""
+    result = folder / "result.json"
+    (environment,) = rank_environments(1)
+    settings = {
+        "environment": environment,
+        "root": str(ROOT),
+        "args": [way, str(folder), str(steps), str(EVERY), str(result)],
+    }
+    with forked_ranks(fork, SCRIPT, [settings]) as started:
+        pass
+    assert started[0].exitcode == 0, way
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
 @pytest.fixture(scope="module")
 def reports(fork: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Each way's, of one rank."""
-    found = {}
-    for way in ranks.WAYS:
-        folder = tmp_path_factory.mktemp("way")
-        result = folder / "result.json"
-        (environment,) = rank_environments(1)
-        settings = {
-            "environment": environment,
-            "root": str(ROOT),
-            "args": [way, str(folder), str(STEPS), str(EVERY), str(result)],
-        }
-        with forked_ranks(fork, SCRIPT, [settings]) as started:
-            pass
-        assert started[0].exitcode == 0, way
-        found[way] = json.loads(result.read_text())
-    return found
+    return {way: report_of(fork, way, tmp_path_factory.mktemp("way")) for way in ranks.WAYS}
 
 
 @pytest.mark.nightly
@@ -59,6 +61,11 @@ def test_all_ways_train_the_same(reports: dict[str, Any]) -> None:
         ranks.PLAIN_SAVES: 1,
         ranks.OURS_COMMITS: 1,
     }
+
+
+@pytest.mark.nightly
+def test_commits_that_the_store_no_longer_keeps_count(fork: Any, tmp_path: Path) -> None:
+    assert report_of(fork, ranks.OURS_COMMITS, tmp_path, 4 * STEPS)["saved"] == 4
 
 
 def test_the_arithmetic_is_what_torch_counts() -> None:
