@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import torch
@@ -17,7 +18,7 @@ ON_A_GPU = (
     Shape(layers=12, width=512, context=512, micro_batch=2, vocabulary=8_192),
 )
 ON_THE_CPU = Shape(layers=2, width=128, context=64, micro_batch=2, vocabulary=256)
-# TFLOP/s of dense bf16 in the makers' data sheets, by a part of the device's name, longer ones first.
+# TFLOP/s of dense bf16 in the makers' data sheets, by words of the device's name, more words first.
 _PEAKS = {
     "B200": 2250.0,
     "GH200": 989.0,
@@ -29,6 +30,8 @@ _PEAKS = {
     "L40S": 362.0,
     "L4": 121.0,
 }
+# A MIG slice is a part of the device, and an NVL board is slower than the SXM board of the same name.
+_OF_NO_KNOWN_PEAK = {"MIG", "NVL"}
 _MATRIX = 8192, 256  # on a GPU, and on the CPU: one without bf16 instructions is very slow
 _REPEATS = 20
 # Share of the device's memory. The rest is for the runtime and the allocator.
@@ -78,7 +81,10 @@ def measured_tflops(device: torch.device) -> float:
 
 def peak_tflops(device_name: str) -> float | None:
     """TFLOP/s in the data sheet, if it is known here."""
-    return next((peak for name, peak in _PEAKS.items() if name in device_name), None)
+    words = set(re.findall(r"\w+", device_name))
+    if words & _OF_NO_KNOWN_PEAK:
+        return None
+    return next((peak for name, peak in _PEAKS.items() if words >= set(name.split())), None)
 
 
 def wait_for(device: torch.device) -> None:

@@ -81,6 +81,27 @@ def test_the_arithmetic_is_what_torch_counts() -> None:
     assert model.num_parameters(shape) == sum(parameter.numel() for parameter in Gpt(shape).parameters())
 
 
+@pytest.mark.parametrize(
+    ("device_name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA GH200 480GB", 989.0),
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA GB200", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA RTX A1000 Laptop GPU", None),
+        ("CPU, 2 cores", None),
+    ],
+)
+def test_a_device_has_no_other_devices_peak(device_name: str, peak: float | None) -> None:
+    assert model.peak_tflops(device_name) == peak
+
+
 @pytest.mark.nightly
 def test_the_table_has_ratios_to_the_plain_loop(reports: dict[str, Any], tmp_path: Path) -> None:
     arguments = argparse.Namespace(ranks=1, steps=STEPS, every=EVERY)
