@@ -18,8 +18,11 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks import clean_up_on_sigterm
+
 ROOT = Path(__file__).parents[1]
 SECONDS = 480.0
+END_SECONDS = 10.0  # for a part to clean up
 # What one rank needs. Several ranks need the version of pyproject.toml, because FSDP2 of earlier versions mixes up
 # ranks that use different parameters.
 OLDEST_TORCH, OLDEST_OF_SEVERAL = (2, 11), (2, 13)
@@ -70,7 +73,7 @@ def hardware() -> str:
 def run(command: list[str], seconds: float) -> int:
     """Run a module, and return its exit code.
 
-    If it takes longer, end it with all its processes.
+    None of its processes is left, whatever happens. If it takes longer than `seconds`, it is ended.
     """
     paths = [
         ROOT / "api",
@@ -92,11 +95,26 @@ def run(command: list[str], seconds: float) -> int:
             print(f"{command[0]} did not finish in {seconds:.0f} s.", flush=True)
             return 1
         finally:
-            with contextlib.suppress(ProcessLookupError):  # all have ended
-                os.killpg(process.pid, signal.SIGKILL)
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process and its group. On SIGTERM, a benchmark removes its folders."""
+    try:
+        _send(process, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+    finally:
+        _send(process, signal.SIGKILL)
+
+
+def _send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # all have ended
+        os.killpg(process.pid, number)
 
 
 def main() -> None:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"one of {', '.join(PARTS)}")
     parser.add_argument("--out", type=Path, default=Path("bench-out"))

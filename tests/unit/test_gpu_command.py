@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,28 @@ from pathlib import Path
 import pytest
 from benchmarks.on_gpu import TEST_FILES, unfit_torch
 
+from cluster_fixtures import wait_for
+from marked_processes import MARK, marked
+
 ROOT = Path(__file__).parents[2]
+# `make gpu` with one part, which has a folder as long as it runs.
+COMMAND = """
+import signal
+from benchmarks import on_gpu
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell without job control ignores it
+on_gpu.what_is_missing, on_gpu.hardware = lambda: None, lambda: "a GPU"
+on_gpu.PARTS = {"tests": ["part"]}
+on_gpu.main()
+"""
+PART = """
+import signal, tempfile
+from pathlib import Path
+from benchmarks import clean_up_on_sigterm
+clean_up_on_sigterm()
+with tempfile.TemporaryDirectory() as folder:
+    Path(folder, "ready").touch()
+    signal.pause()
+"""
 
 
 def test_a_machine_without_a_gpu_is_told_so() -> None:
@@ -37,3 +59,22 @@ def test_a_torch_that_is_too_old_is_told_so(version: str, num_devices: int, fits
 def test_all_marked_tests_are_run() -> None:
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()}
     assert marked - {Path(__file__)} == set(TEST_FILES)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_end_leaves_neither_processes_nor_folders(number: signal.Signals, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (tmp_path / "part.py").write_text(PART)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths, "TMPDIR": str(scratch), MARK: str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", COMMAND], cwd=ROOT, env=environment) as command:
+        try:
+            wait_for(lambda: [*scratch.glob("*/ready")], "the part runs")
+            command.send_signal(number)
+            command.wait(30)
+            assert marked(str(tmp_path)) == []
+            assert [*scratch.iterdir()] == []
+        finally:
+            for pid in marked(str(tmp_path)):
+                os.kill(pid, signal.SIGKILL)
