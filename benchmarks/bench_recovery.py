@@ -77,7 +77,9 @@ def run(out: Path, rounds: int) -> list[Result]:
             ours.append(outcome)
             phases.append(spent)
             console.print(f"[dim]  plain {shown(plains[-1])[0]}, spottrain {shown(outcome)[0]}[/dim]")
-        medians = {name: statistics.median(each.get(name, 0.0) for each in phases) for name in phases[0]}
+        # None if a round has none: the job didn't come back, and that round is the result.
+        names = phases[0] if all(phases) else ()
+        medians = {name: statistics.median(each.get(name, 0.0) for each in phases) for name in names}
         results.append(Result(title=title, plain=median(plains), spottrain=median(ours), phases=medians))
     return results
 

@@ -182,11 +182,13 @@ def measure(
     hurt_at = time.time()
     node = job.hurt(case)
     outcome = outcome_of(job.steps, hurt_at, patience_seconds)
-    steps = job.steps()
-    last_before = max(
-        (earlier for earlier, later in itertools.pairwise(steps) if later.at > hurt_at),
-        key=lambda earlier: next(step.at for step in steps if step.at > earlier.at) - earlier.at,
-    )
-    phases = job.phases(last_before.at) if outcome.seconds_without_step is not None else {}
+    phases = {}
+    if outcome.seconds_without_step is not None:
+        steps = job.steps()
+        last_before = max(
+            (earlier for earlier, later in itertools.pairwise(steps) if later.at > hurt_at),
+            key=lambda earlier: next(step.at for step in steps if step.at > earlier.at) - earlier.at,
+        )
+        phases = job.phases(last_before.at)
     job.restore(node)
     return outcome, phases

@@ -34,7 +34,8 @@ class PlainJob:
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        self._log = (folder / "torchrun.log").open("w")
+        self.log_file = folder / "torchrun.log"
+        self._log = self.log_file.open("w")
         self._agents = [
             subprocess.Popen(
                 [
@@ -88,10 +89,15 @@ def measure(case: str, folder: Path, port: int, *, warm_steps: int, patience_sec
     """Run the job, apply `case` to it, and wait until it steps again.
 
     Cases are "sigterm", "sigkill" and "store-host".
+
+    Raises:
+        SystemExit: The job ended before it had made `warm_steps` steps.
     """
     job = PlainJob(folder, port)
     try:
         while len(job.steps()) < warm_steps:
+            if job.has_ended():
+                raise SystemExit(f"All torchrun agents ended before step {warm_steps}; see {job.log_file}.")
             time.sleep(0.1)
         hurt_at = time.time()
         {

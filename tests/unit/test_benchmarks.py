@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from benchmarks import bench_notice
-from benchmarks.recovery import managed
+from benchmarks import bench_notice, bench_recovery
+from benchmarks.recovery import managed, plain
+from benchmarks.recovery.outcome import CompletedStep, Outcome
 
 from spottrain_local.layout import LocalClusterError
 
@@ -67,3 +69,68 @@ def test_a_cluster_that_does_not_start_is_told_in_a_sentence(
     assert bench_notice.main() == 2
     assert capsys.readouterr().err == f"bench_notice: {error}\n"
     assert cluster.calls == ["up", "down"]
+
+
+class LostJob(managed.ManagedJob):
+    """A job that makes no step after the fault."""
+
+    def __init__(self) -> None:
+        self.restored: list[str] = []
+
+    def wait_until_whole(self, warm_steps: int) -> None: ...
+
+    def hurt(self, case: str) -> str:
+        return "spot-0"
+
+    def steps(self) -> list[CompletedStep]:
+        return [CompletedStep(1.0, 1), CompletedStep(2.0, 2)]
+
+    def restore(self, node: str) -> None:
+        self.restored.append(node)
+
+
+def test_a_job_that_does_not_step_again_has_that_outcome() -> None:
+    job = LostJob()
+    found = managed.measure(job, "sigkill", warm_steps=1, patience_seconds=0.0)
+    assert found == (Outcome(None, None), {})
+    assert job.restored == ["spot-0"]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_round_in_which_the_job_did_not_step_again_is_the_result(
+    lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = [(Outcome(2.0, 1), {"first step": 2.0})] * 2
+    rounds[lost] = Outcome(None, None), {}
+    left = iter(rounds * len(bench_recovery.CASES))
+    monkeypatch.setattr(plain, "measure", lambda *_, **__: Outcome(40.0, 1))
+    monkeypatch.setattr(managed, "managed_job", lambda folder: nullcontext())
+    monkeypatch.setattr(managed, "measure", lambda *_, **__: next(left))
+    results = bench_recovery.run(tmp_path, 2)
+    assert {bench_recovery.shown(result.spottrain) for result in results} == {("not within 400", "–")}
+    assert [result.phases for result in results] == [{}] * len(bench_recovery.CASES)
+
+
+def test_torchrun_that_ends_before_the_fault_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class EndedJob:
+        log_file = tmp_path / "torchrun.log"
+        looks = closed = 0
+
+        def steps(self) -> list[CompletedStep]:
+            self.looks += 1
+            assert self.looks == 1, "it waits for a job that has ended"
+            return []
+
+        def has_ended(self) -> bool:
+            return True
+
+        def close(self) -> None:
+            self.closed += 1
+
+    job = EndedJob()
+    monkeypatch.setattr(plain, "PlainJob", lambda folder, port: job)
+    with pytest.raises(SystemExit, match=r"All torchrun agents ended before step 150; see .*torchrun\.log\."):
+        plain.measure("sigkill", tmp_path, 0, warm_steps=150, patience_seconds=0.0)
+    assert job.closed == 1
