@@ -28,11 +28,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import clean_up_on_sigterm
+from benchmarks.checkpoint.state import TENSOR_BYTES
 from benchmarks.checkpoint.world import run_ranks
 
 Report = dict[str, Any]
 PLAIN = "plain parallel writer"
 COPY = "bare copy"
+UNIT_MIB = 2 * TENSOR_BYTES >> 20  # half of what DeepSpeed saves are weights, in whole tensors
 
 
 def measure(uri: str, arguments: argparse.Namespace, folder: Path, environment: dict[str, str]) -> Report:
@@ -139,7 +141,9 @@ def main() -> None:
     devices = torch.cuda.device_count()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("bench-out"))
-    parser.add_argument("--mib", type=int, default=8192 if devices else 256, help="size of the whole state in MiB")
+    parser.add_argument(
+        "--mib", type=int, default=8192 if devices else 256, help="size of the whole state in MiB, a multiple of 32"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=devices or 2)
     parser.add_argument("--resume-ranks", type=int, default=3)
@@ -152,6 +156,8 @@ def main() -> None:
     )
     parser.add_argument("--scratch", type=Path, help="folder for the files and the S3 server (default: TMPDIR)")
     arguments = parser.parse_args()
+    if arguments.mib < UNIT_MIB or arguments.mib % UNIT_MIB:
+        parser.error(f"--mib is a multiple of {UNIT_MIB}, so that each way saves as many bytes")
     arguments.out.mkdir(parents=True, exist_ok=True)
     reports = run(arguments)
     for store, report in reports.items():

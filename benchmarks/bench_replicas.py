@@ -175,6 +175,8 @@ def main() -> None:
     parser.add_argument("--uri", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.blocks < 2:
+        parser.error("--blocks is at least 2: the standard error is of several pairs")
     if arguments.holders:
         rank_main(arguments)
         return

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-from benchmarks import bench_notice, bench_recovery
+from benchmarks import bench_checkpoint, bench_notice, bench_recovery, bench_replicas
 from benchmarks.recovery import managed, plain
 from benchmarks.recovery.outcome import CompletedStep, Outcome
 
@@ -134,3 +135,34 @@ def test_torchrun_that_ends_before_the_fault_is_told_in_a_sentence(
     with pytest.raises(SystemExit, match=r"All torchrun agents ended before step 150; see .*torchrun\.log\."):
         plain.measure("sigkill", tmp_path, 0, warm_steps=150, patience_seconds=0.0)
     assert job.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "option", "value", "sentence"),
+    [
+        (bench_checkpoint, "--mib", "0", "--mib is a multiple of 32, so that each way saves as many bytes"),
+        (bench_checkpoint, "--mib", "16", "--mib is a multiple of 32, so that each way saves as many bytes"),
+        (bench_checkpoint, "--mib", "48", "--mib is a multiple of 32, so that each way saves as many bytes"),
+        (bench_replicas, "--blocks", "1", "--blocks is at least 2: the standard error is of several pairs"),
+    ],
+)
+def test_what_would_give_no_table_is_refused_before_the_work(
+    benchmark: ModuleType,
+    option: str,
+    value: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("it starts")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmark, "clean_up_on_sigterm", lambda: None)
+    monkeypatch.setattr(benchmark.tempfile, "TemporaryDirectory", work)
+    monkeypatch.setattr(sys, "argv", ["benchmark", option, value])
+    with pytest.raises(SystemExit) as ended:
+        benchmark.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {sentence}\n")
