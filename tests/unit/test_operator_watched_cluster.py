@@ -35,8 +35,13 @@ CONTROL = ControlAddress(url="https://control:8443", ca="CA")
 class Unreliable(MemoryCluster):
     """Loses the answer to a write that took effect, while `loses_answers` is set.
 
-    The watch of the kind `hides` shows nothing.
+    The answer to the write of a status comes once `answers` is set. The watch of the kind `hides` shows nothing.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     loses_answers = False
     hides: Kind | None = None
@@ -54,6 +59,7 @@ class Unreliable(MemoryCluster):
 
     async def replace_job_status(self, job: Manifest) -> Manifest:
         written = await super().replace_job_status(job)
+        await self.answers.wait()
         if self.loses_answers:
             raise ClusterError("the connection was closed")
         return written
@@ -84,6 +90,11 @@ class World:
     async def names(self) -> list[str]:
         pods = await self.cluster.list_pods(KEY.namespace, labels={LABEL_JOB: KEY.name, LABEL_JOB_UID: self.uid})
         return [pod["metadata"]["name"] for pod in pods]
+
+    def seen(self) -> str:
+        """The image of the job as the watch has shown it, once it has a status."""
+        shown = self.cluster._jobs.get((KEY.namespace, KEY.name)) or {}
+        return str(shown["spec"]["image"]) if shown.get("status") else ""
 
     async def job(self) -> Manifest:
         found = await self.cluster.get_job(KEY)
@@ -157,6 +168,41 @@ async def test_the_echo_of_an_own_status_wakes_nobody(world: World) -> None:
         edited = job(image="other")
         world.direct.put_job(edited)
         await until(lambda: len(world.changes) == 2)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("edited", [False, True])
+async def test_an_echo_before_the_answer_wakes_nobody_if_it_shows_what_was_written(
+    world: World, lost: bool, edited: bool
+) -> None:
+    async with world.watched():
+        found = await world.job()
+        await world.names()
+        num_reads = world.direct.num_reads["pods"]
+        world.changes.clear()
+        world.direct.answers.clear()
+        world.direct.loses_answers = lost
+        status = {"phase": "Running", "lastSequence": 1}
+        writing = asyncio.create_task(world.cluster.replace_job_status(found | {"status": status}))
+        await until(lambda: world.direct.jobs[KEY].get("status"))
+        if edited:
+            world.direct.put_job(world.direct.jobs[KEY] | {"spec": job(image="other")["spec"]})
+        await until(lambda: world.seen() == world.direct.jobs[KEY]["spec"]["image"])
+        assert not world.changes, "it may be the own status"
+        world.direct.answers.set()
+        await asyncio.wait({writing})
+        told = [(change.before, change.after) for _, change in world.changes]
+        if not lost and not edited:
+            assert told == []
+            await world.names()
+            assert world.direct.num_reads["pods"] == num_reads, "the operator has counted the pods itself"
+            return
+        ((before, after),) = told
+        assert before is not None
+        assert "status" not in before, "the change is the whole one since the write began"
+        assert after is not None
+        assert after["status"] == status
+        assert (after["spec"]["image"] == "other") is edited
 
 
 async def test_a_pod_whose_creation_was_not_answered_is_looked_for(world: World) -> None:

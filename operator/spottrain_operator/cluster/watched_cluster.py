@@ -76,6 +76,8 @@ class WatchedCluster:
         self._unsure_jobs: set[JobKey] = set()
         self._unsure_pods: set[JobKey] = set()
         self._specs: dict[JobKey, tuple[SpecVersion, Manifest]] = {}
+        # What the watch has shown of jobs whose status is being written.
+        self._meanwhile: dict[JobKey, Change | None] = {}
         self._is_synced = False
 
     async def follow(self, is_synced: asyncio.Event) -> None:
@@ -142,6 +144,10 @@ class WatchedCluster:
         job = change.after or change.before
         assert job is not None
         key = JobKey(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])
+        if key in self._meanwhile:
+            first = self._meanwhile[key] or change
+            self._meanwhile[key] = Change(before=first.before, after=change.after)
+            return
         if change.after is None:
             self._specs.pop(key, None)
         elif self._is_synced and (change.before is None or _spec_version(change.before) != _spec_version(job)):
@@ -191,9 +197,18 @@ class WatchedCluster:
     async def replace_job_status(self, job: Manifest) -> Manifest:
         meta = job["metadata"]
         key = JobKey(namespace=meta["namespace"], name=meta["name"])
-        answer = await _or_unsure(self._cluster.replace_job_status(job), self._unsure_jobs, key)
-        self._jobs.written(answer, tell=False)
-        return answer
+        self._meanwhile[key] = None
+        written = None
+        try:
+            answer = await _or_unsure(self._cluster.replace_job_status(job), self._unsure_jobs, key)
+            self._jobs.written(answer, tell=False)
+            written = trimmed_job(answer)
+            return answer
+        finally:
+            # The watch may be ahead of the answer.
+            shown = self._meanwhile.pop(key)
+            if shown is not None and shown.after != written:
+                self._job_changed(shown)
 
     async def delete_job(self, key: JobKey, *, uid: str) -> None:
         self._unsure_jobs.add(key)  # the answer doesn't say whether it is gone
