@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -126,6 +127,26 @@ def test_an_operator_whose_clock_is_behind_charges_no_time_twice() -> None:
     behind = replace(scene, now=at(160)).all_say(progress=training(60)).decided()
     assert behind.observed.job.status.progress.step == 60
     assert replace(behind, now=scene.now).plan().status.cost == scene.observed.job.status.cost
+
+
+def test_a_node_costs_from_when_its_pod_was_placed() -> None:
+    """The record before was hours ago: nobody led meanwhile."""
+    scene = training_job()
+    before = scene.observed.job.status.cost
+    scene = scene.pod(2, scheduled_at=NOW + timedelta(hours=7)).pod(4, scheduled_at=NOW + timedelta(hours=7.5))
+    after = scene.later(8 * 3600).plan().status.cost
+    assert before is not None
+    assert after is not None
+    assert after.total - before.total == pytest.approx((8 + 1) * 3.0 + (8 + 0.5) * 1.0)
+    assert after.on_demand_only - before.on_demand_only == pytest.approx((8 + 1 + 8 + 0.5) * 3.0)
+
+
+def test_a_pod_placed_by_a_clock_that_is_ahead_costs_nothing_yet() -> None:
+    scene = training_job()
+    for sequence in range(1, 5):
+        scene = scene.pod(sequence, scheduled_at=NOW + timedelta(hours=2))
+    cost = scene.later(3600).plan().status.cost
+    assert cost == scene.observed.job.status.cost
 
 
 def test_a_job_without_a_step_has_saved_nothing() -> None:

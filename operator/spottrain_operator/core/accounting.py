@@ -5,6 +5,8 @@ The cost is compared with that of on-demand nodes alone. Goodput is the share of
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import Capacity, CostStatus, TrainingJobStatus
 from spottrain_operator.core.draft import Draft
@@ -25,8 +27,7 @@ def account(situation: Situation, draft: Draft, *, at_once: bool = False) -> Dra
         return draft
     before = status.accounted_at or situation.now
     now = max(situation.now, before)  # an operator with another clock has charged up to `before`
-    hours = seconds_between(before, now) / _SECONDS_PER_HOUR
-    draft = spend_on_wait(situation, draft.update(accounted_at=now, **_costs(situation, status, hours)))
+    draft = spend_on_wait(situation, draft.update(accounted_at=now, **_costs(situation, status, before, now)))
     return draft.update(**_goodput(draft.status, situation))
 
 
@@ -40,7 +41,7 @@ def _goodput(status: TrainingJobStatus, situation: Situation) -> dict[str, objec
     return {"goodput": round(share, 4), "goodput_display": f"{share:.1%}"}
 
 
-def _costs(situation: Situation, status: TrainingJobStatus, hours: float) -> dict[str, object]:
+def _costs(situation: Situation, status: TrainingJobStatus, since: datetime, now: datetime) -> dict[str, object]:
     capacity = situation.spec.capacity
     held = [facts for facts in situation.pods.values() if _holds_node(facts)]
     on_demand_price = price(capacity, CapacityType.ON_DEMAND, None)
@@ -50,8 +51,9 @@ def _costs(situation: Situation, status: TrainingJobStatus, hours: float) -> dic
     before = status.cost
     if before is None or before.currency != capacity.currency:  # amounts of two currencies don't add up
         before = CostStatus()
-    total = before.total + hours * sum(p or 0.0 for p in prices)
-    on_demand_only = before.on_demand_only + hours * len(held) * (on_demand_price or 0.0)
+    hours = [_hours_held(facts, since, now) for facts in held]
+    total = before.total + sum(each * (p or 0.0) for each, p in zip(hours, prices, strict=True))
+    on_demand_only = before.on_demand_only + sum(hours) * (on_demand_price or 0.0)
     # Without a step, nothing was bought for less.
     compared = on_demand_only if status.progress.step > 0 else 0.0
     display = _display(total, compared, capacity.currency)
@@ -65,6 +67,12 @@ def _holds_node(facts: PodFacts) -> bool:
     It does also while the image is pulled, and until the pod is gone.
     """
     return facts.pod.node is not None and not facts.finished and not facts.unreachable
+
+
+def _hours_held(facts: PodFacts, since: datetime, now: datetime) -> float:
+    """Hours since the last record in which the pod had its node."""
+    placed_at = facts.pod.scheduled_at or facts.pod.created_at
+    return max(0.0, seconds_between(max(since, placed_at), now)) / _SECONDS_PER_HOUR
 
 
 def price(capacity: Capacity, capacity_type: CapacityType, pool: str | None) -> float | None:
