@@ -39,15 +39,27 @@ def job(uid: str = "u1") -> Manifest:
     return {"metadata": {"namespace": KEY.namespace, "name": KEY.name, "uid": uid}}
 
 
-async def keep(keeper: HistoryKeeper, step: int, *, uid: str = "u1", phase: Phase = Phase.RUNNING) -> None:
-    """A point for each step, a minute apart: each is written."""
+async def keep(
+    keeper: HistoryKeeper,
+    step: int,
+    *,
+    uid: str = "u1",
+    phase: Phase = Phase.RUNNING,
+    behind: timedelta = timedelta(),
+) -> None:
+    """A point for each step, a minute apart: each is written. The clock may be `behind`."""
     status = TrainingJobStatus(phase=phase, progress=ProgressStatus(step=step))
-    await keeper.keep(job(uid), status, NOW + timedelta(minutes=step))
+    await keeper.keep(job(uid), status, NOW + timedelta(minutes=step) - behind)
 
 
 def steps(cluster: MemoryCluster) -> list[int]:
     rows = cluster.histories[KEY.namespace, KEY.name][HISTORY_FIELD].splitlines()
     return [int(row.split(",")[1]) for row in rows]
+
+
+def stored_times(cluster: MemoryCluster) -> list[float]:
+    rows = cluster.histories[KEY.namespace, KEY.name][HISTORY_FIELD].splitlines()
+    return [float(row.split(",")[0]) for row in rows]
 
 
 async def test_a_new_operator_goes_on_with_what_the_one_before_kept() -> None:
@@ -103,6 +115,22 @@ async def test_points_that_could_not_be_written_are_written_with_the_next(takes_
     cluster.down = False
     await keep(keeper, 3)
     assert steps(cluster) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("lost", [(), (6, 7)], ids=["written", "answers are lost"])
+async def test_a_leader_whose_clock_is_behind_keeps_what_is_stored(lost: tuple[int, ...]) -> None:
+    cluster = Unreachable()
+    cluster.takes_effect = True
+    before = HistoryKeeper(cluster)
+    for step in range(1, 6):
+        await keep(before, step)
+    after = HistoryKeeper(cluster)
+    for step in range(6, 12):
+        cluster.down = step in lost
+        await keep(after, step, behind=timedelta(minutes=3.5))
+    assert steps(cluster) == list(range(1, 12))
+    times = stored_times(cluster)
+    assert times == sorted(times)
 
 
 async def test_what_is_forgotten_is_read_again() -> None:

@@ -9,6 +9,7 @@ import csv
 import io
 import logging
 import math
+from dataclasses import replace
 from datetime import datetime
 
 from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY, CapacityType
@@ -71,8 +72,11 @@ class HistoryKeeper:
                 # Kubernetes deletes that of an earlier job of this name.
                 raise ClusterError(f"another {HISTORY_KIND} has its name; it is left alone")
             # A write whose answer was lost has stored some of the unwritten ones, with times in milliseconds.
-            begin = round(unwritten[0].at, 3)
-            points = [each for each in _points(stored) if each.at < begin]
+            again = {point.to_row() for point in unwritten}
+            points = [each for each in _points(stored) if each.to_row() not in again]
+            if points:  # by a leader whose clock may be ahead
+                unwritten = tuple(replace(each, at=max(each.at, points[-1].at)) for each in unwritten)
+                self._unwritten[key] = unwritten
         owner = {"apiVersion": API_VERSION, "kind": KIND, "name": key.name, "uid": uid, "controller": True}
         new: Manifest = {
             "apiVersion": API_VERSION,
