@@ -69,7 +69,8 @@ class ChangeTracer:
     """Writes the traces of all jobs. What is left is sent when the process exits."""
 
     def __init__(self, processor: SpanProcessor | None) -> None:
-        self._requests: dict[JobKey, Request] = {}
+        # By generation: the next one may be asked to end before its first step.
+        self._requests: dict[JobKey, dict[int, Request]] = {}
         self._provider: TracerProvider | None = None
         if processor is not None:
             from opentelemetry.sdk.resources import Resource
@@ -85,13 +86,12 @@ class ChangeTracer:
         """
         if self._provider is None:
             return
+        requests = self._requests.setdefault(key, {})
         request = request_of(after, observed)
         if request is not None:
-            known = self._requests.get(key)
-            if known is None or known.generation != request.generation:
-                self._requests[key] = request
+            requests.setdefault(request.generation, request)
         for transition in completed(observed.job.status, after):
-            self._write(key, transition, after, self._requests.get(key))
+            self._write(key, transition, after, requests.pop(transition.generation, None))
 
     def forget(self, key: JobKey) -> None:
         """Drop what is remembered of a deleted job."""
@@ -163,7 +163,7 @@ def parts_of(transition: Transition, status: TrainingJobStatus, request: Request
     first_step = last_step + timedelta(seconds=transition.seconds_without_step or 0.0)
     marks: list[tuple[str, datetime]] = []
     at = last_step
-    if request is not None and request.generation == transition.generation:
+    if request is not None:
         at = min(last_step, request.noticed_at or request.requested_at)
         marks.append(("notice to last step", last_step))
     commit, generation = status.commit, status.generation

@@ -5,6 +5,7 @@ It goes from the cloud's word to the next generation's first step.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -110,6 +111,37 @@ def test_a_notice_is_one_trace_to_the_next_first_step() -> None:
     attributes = dict(root.attributes or {})
     assert (attributes["spottrain.job"], attributes["spottrain.last_step"]) == ("gpt", 120)
     assert attributes["spottrain.source"] == notice(4).source
+
+
+def test_each_of_two_changes_in_a_row_has_its_own_notice() -> None:
+    """Generation 2 gets a notice before its first step."""
+    before = num_requests()
+    exporter = InMemorySpanExporter()
+    tracer = ChangeTracer(SimpleSpanProcessor(exporter))
+    first, following = draining(), trained_on(None)
+    assert first.generation is not None
+    second = first.generation.model_copy(update={"number": 2, "requested_at": at(5.5)})
+    following = following.model_copy(update={"generation": second})
+    [opened] = following.transitions
+    both = (opened, opened.model_copy(update={"generation": 2, "at": at(6), "last_step_at": at(6)}))
+    last = following.model_copy(update={"transitions": both})
+    closed = tuple(each.model_copy(update={"seconds_without_step": 3.0}) for each in both)
+    noticed = training_job().says(4, notices=(notice(4, observed_at=at(0), source="ec2"),))
+    tracer.passed(KEY, seen(first, noticed), first)
+    noticed = training_job().says(3, notices=(notice(3, observed_at=at(5), source="gce"),))
+    tracer.passed(KEY, seen(following, noticed), following)
+    tracer.passed(KEY, seen(last), last.model_copy(update={"generation": None, "transitions": closed}))
+    spans = exporter.get_finished_spans()
+    roots = [span.attributes["spottrain.source"] for span in spans if span.parent is None and span.attributes]
+    assert roots == ["ec2", "gce"]
+    begun = [span.start_time for span in spans if span.name == "notice to last step"]
+    assert begun == [int(at(seconds).timestamp() * 1e9) for seconds in (0, 5)]
+    assert num_requests() == before, "what is written is no longer kept"
+
+
+def num_requests() -> int:
+    gc.collect()
+    return sum(type(each) is Request for each in gc.get_objects())
 
 
 def test_only_the_notice_that_made_the_drain_is_in_the_trace() -> None:
