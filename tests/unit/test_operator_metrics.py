@@ -25,7 +25,7 @@ from measured_job import (
 )
 from prometheus_binaries import find_prometheus
 from spottrain_api.contract import CapacityType, Member, NodeWatch, NoticeKind, WatchState
-from spottrain_api.v1alpha1 import CostStatus, GenerationState, Phase, TrainingJobStatus
+from spottrain_api.v1alpha1 import CostStatus, GenerationState, Phase, TrainingJobStatus, Transition
 from spottrain_operator import process
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import NodeView, ReportView
@@ -221,6 +221,25 @@ def test_a_job_without_an_incident_has_its_histograms_at_zero() -> None:
     metrics = Metrics(num_agents=lambda: 0)
     metrics.passed(KEY, seen(STATUS, {}), STATUS)
     assert samples(metrics, "spottrain_job_gap_seconds_count", "job_name") == {KEY.name: 0.0}
+
+
+@pytest.mark.parametrize(("waited", "bound"), [(timedelta(minutes=10), 900), (timedelta(hours=2), 14400)])
+def test_a_gap_of_a_job_that_waited_for_nodes_is_told_from_a_longer_one(waited: timedelta, bound: float) -> None:
+    metrics = Metrics(num_agents=lambda: 0)
+    gap = Transition(generation=1, reason="Preempted", at=NOW, seconds_without_step=waited.total_seconds())
+    metrics.passed(KEY, seen(STATUS, {}), STATUS.model_copy(update={"transitions": (gap,)}))
+    assert smallest_bucket(metrics, "spottrain_job_gap_seconds_bucket") == bound
+
+
+def test_a_drain_that_came_late_is_told_from_a_later_one() -> None:
+    metrics = Metrics(num_agents=lambda: 0)
+    metrics.passed(KEY, seen(STATUS, {"p": report(heard())}), ending(seconds=90))
+    assert smallest_bucket(metrics, "spottrain_job_notice_to_drain_seconds_bucket") == 120
+
+
+def smallest_bucket(metrics: Metrics, name: str) -> float:
+    """The upper bound of the first bucket that has a value."""
+    return min(float(bound) for bound, number in samples(metrics, name, "le").items() if number)
 
 
 def test_each_kind_of_error_is_counted_from_0() -> None:
