@@ -80,6 +80,18 @@ def test_rates_of_members_reach_over_several_reports() -> None:
     assert min(map(int, minutes)) * 60 > 2 * QUIET_REPORT_SECONDS
 
 
+def test_totals_of_the_fleet_say_that_jobs_which_ended_long_ago_are_left_out() -> None:
+    """Of these the operator shows the phase alone."""
+    [fleet] = [path for path in DASHBOARDS if path.stem == "fleet"]
+    totals = [
+        panel
+        for panel in panels_of(fleet)
+        if any(re.search(r"\bspottrain_job_\w+_total{[^}]*}(?!\[)", target["expr"]) for target in panel["targets"])
+    ]
+    assert {"Goodput", "Cost", "Saved", "Time lost so far"} <= {panel["title"] for panel in totals}
+    assert [panel["title"] for panel in totals if "ended more than an hour ago" not in panel["description"]] == []
+
+
 COSTS = """
     - {series: 'spottrain_job_cost_total{job_namespace="a", job_name="compared", currency="USD"}', values: "100x5"}
     - {series: 'spottrain_job_cost_on_demand_only_total{job_namespace="a", job_name="compared", currency="USD"}',
