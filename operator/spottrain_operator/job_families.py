@@ -213,7 +213,8 @@ FAMILIES = (
     _of_job(
         _GAUGE,
         "spottrain_job_goodput_ratio",
-        "Share of the time since the first generation that went into lasting steps, 0 to 1.",
+        "Share of the time since the first generation that went into lasting steps, 0 to 1. Steps that a rollback "
+        "undid count as lasting.",
         lambda j: j.status.goodput,
     ),
     _of_job(

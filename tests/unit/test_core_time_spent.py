@@ -68,6 +68,15 @@ def test_steps_up_to_the_newest_of_an_earlier_generation_are_redone() -> None:
     assert times(status) == {"restart": 10, "redone": round(again, 3), "productive": round(50 + 39 - again, 3)}
 
 
+def test_steps_that_a_rollback_undid_stay_productive() -> None:
+    """They are not made again: training continues with the next samples, after the same step."""
+    scene = training_job()
+    before = times(scene.observed.job.status)
+    undid = progress(step=150, last_step_at=at(199), rollbacks=1)
+    status = scene.later(100).all_say(progress=undid).plan().status
+    assert times(status) == before | {"productive": before["productive"] + 100}
+
+
 def test_a_generation_whose_start_was_recorded_is_a_restart() -> None:
     """A pass between start and first step records a progress without a step."""
     scene = training_job().status(

@@ -240,7 +240,10 @@ class TimeStatus(StatusResource):
     ]
     productive_seconds: Annotated[
         float,
-        Field(description="Seconds of lasting steps. Steps that were redone count once. All other parts are lost."),
+        Field(
+            description="Seconds of lasting steps. Steps that were redone count once. Those that a rollback undid "
+            "count, too. All other parts are lost."
+        ),
     ] = 0.0
     redone_seconds: Annotated[float, Field(description="Seconds of steps that were made again after a loss.")] = 0.0
     data_wait_seconds: Annotated[float, Field(description="Seconds that the slowest rank waited for data.")] = 0.0
@@ -314,8 +317,8 @@ class TrainingJobStatus(StatusResource):
     goodput: Annotated[
         float | None,
         Field(
-            description="Share of the time since startTime that went into lasting steps, from 0 to 1. `time` says "
-            "where the rest went."
+            description="Share of the time since startTime that went into lasting steps, from 0 to 1. Steps that a "
+            "rollback undid count as lasting, since their numbers stay. `time` says where the rest went."
         ),
     ] = None
     goodput_display: Annotated[str | None, Field(description="Goodput in percent, as `kubectl get` shows it.")] = None
