@@ -91,7 +91,9 @@ class ChangeTracer:
         if request is not None:
             requests.setdefault(request.generation, request)
         for transition in completed(observed.job.status, after):
-            self._write(key, transition, after, requests.pop(transition.generation, None))
+            self._write(key, transition, after, requests.get(transition.generation))
+            for number in [each for each in requests if each <= transition.generation]:
+                del requests[number]
 
     def forget(self, key: JobKey) -> None:
         """Drop what is remembered of a deleted job."""
