@@ -35,8 +35,9 @@ WAITS_LONG = 0.1
 # The first steps of a generation wait for the data workers to start, and say little about the others.
 TELLING_STEPS = 20
 # Without a step for this long, and for so many times as long as one takes, speed and remaining time are not shown.
-# The status of a job that trains may be 75 s old: agents report every 30 s, and the operator records every 45 s.
-STANDSTILL_SECONDS = 90.0
+# The status of a job that trains may be 165 s old: agents report every 45 s, and the operator records at least every
+# 120 s (operator.progressSeconds). The alert SpottrainJobStalled has the same 180 s.
+STANDSTILL_SECONDS = 180.0
 STANDSTILL_STEPS = 5.0
 SPARKS = "▁▂▃▄▅▆▇█"
 NUM_EVENTS = 8

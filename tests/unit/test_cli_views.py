@@ -267,14 +267,14 @@ def test_of_a_job_that_hangs_no_remaining_time_is_shown() -> None:
     assert "waiting" not in after_step(301)
 
 
-def test_a_standstill_of_quick_steps_shows_after_90_seconds() -> None:
+def test_a_standstill_of_quick_steps_shows_after_three_minutes() -> None:
     job = snapshot()
-    progress = job.status.progress.model_copy(update={"eta_seconds": 70.0, "last_step_at": at(-70)})
-    stands = replace(job, status=job.status.model_copy(update={"progress": progress}))
-    assert "1m10s to go" in shown(stands), "the status may be 75 s old"
-    at_once = progress.model_copy(update={"last_step_at": at(-71)})
-    text = shown(replace(job, status=job.status.model_copy(update={"progress": at_once})))
-    assert "30/100, last step 1m31s ago" in text
+    progress = job.status.progress.model_copy(update={"eta_seconds": 70.0, "last_step_at": at(-160)})
+    trains = replace(job, status=job.status.model_copy(update={"progress": progress}))
+    assert "1m10s to go" in shown(trains), "the status may be 165 s old"
+    stands_still = progress.model_copy(update={"last_step_at": at(-161)})
+    text = shown(replace(job, status=job.status.model_copy(update={"progress": stands_still})))
+    assert "30/100, last step 3m01s ago" in text
     assert "to go" not in text
 
 
