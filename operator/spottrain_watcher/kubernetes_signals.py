@@ -111,7 +111,10 @@ class KubernetesSource:
                 yield notices
 
     async def _follow(self, path: str, on_objects: Callable[[dict[str, Any]], None], **selectors: str) -> None:
-        """List, then watch, for ever. Yields all objects by name after each change."""
+        """List, then watch, for ever.
+
+        `on_objects` gets all objects by name after each change.
+        """
         while True:
             try:
                 listed = await self._api.get(path, **selectors)

@@ -51,14 +51,16 @@ FILE_CONTROL_CA = "ca.crt"
 # Audience of the projected token with which an agent authenticates to the operator.
 TOKEN_AUDIENCE = "spottrain"
 
-# The control API and the watcher's notice API. Long polls end after this many seconds with 204.
+# The control API.
 CONTROL_PORT = 8443
 # Without TLS, for agents of releases that know no other.
 PLAIN_PORT = 8080
 # The operator's ports for the kubelet's probes and for Prometheus.
 HEALTH_PORT = 8081
 METRICS_PORT = 9402
+# The watcher's notice API.
 WATCHER_PORT = 9401
+# Long polls of either API end after this many seconds with 204.
 LONG_POLL_SECONDS = 25.0
 # Agents ask for longer polls with `?wait=`, in seconds, and older operators ignore that.
 MAX_LONG_POLL_SECONDS = 240.0

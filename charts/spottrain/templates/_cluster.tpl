@@ -78,7 +78,7 @@
 {{- end }}
 {{- end }}
 {{- include "spottrain.missingCrd" . }}
-{{- include "spottrain.missingRights" . }}
+{{- include "spottrain.refusedWatcher" . }}
 {{- end }}
 {{- end }}
 
@@ -102,7 +102,7 @@
 {{- end }}
 
 {{/* Pod Security of the namespace. Without its label, the cluster's default holds, which can't be seen. */}}
-{{- define "spottrain.missingRights" -}}
+{{- define "spottrain.refusedWatcher" -}}
 {{- $level := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "" (lookup "v1" "Namespace" "" .Release.Namespace) }}
 {{- if and .Values.watcher.enabled $level (ne $level "privileged") }}
 - The namespace {{ .Release.Namespace }} enforces Pod Security "{{ $level }}", which refuses the watcher: it is on the host

@@ -187,7 +187,7 @@ class LeaderElection:
             return False
         logger.error(
             "the cluster's state went back from version %d to %d or before, as after a restore of etcd from a "
-            "backup; this operator begins anew",
+            "backup; this operator starts again",
             self._version,
             version,
         )

@@ -35,7 +35,8 @@ MAX_CHECKED = 20_000
 # back together, after a restart of the operator.
 CHECKS_PER_SECOND = 10.0
 CHECKS_BURST = 100
-# Checks that wait for the keys, or for a connection. More than that would take longer than an agent waits for its answer.
+# Checks that wait for the keys, or for a connection. More than that would take longer than an agent waits for its
+# answer.
 MAX_PENDING_CHECKS = 200
 # Tokens of service accounts have about a thousand characters.
 MAX_TOKEN_LENGTH = 8192

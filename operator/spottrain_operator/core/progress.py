@@ -44,7 +44,7 @@ def commit_order(commit: CommitRef) -> tuple[int, int]:
 def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False) -> Draft:
     """Copy the newest progress into the status.
 
-    This happens at most every few seconds, unless `at_once`.
+    This happens when a pass records (`Draft.records`), and always with `at_once`.
     """
     generation = draft.status.generation
     if generation is None or not (at_once or draft.records):

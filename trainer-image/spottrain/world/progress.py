@@ -30,7 +30,7 @@ from spottrain_api.contract import (
 
 logger = logging.getLogger(__name__)
 
-# The agent reports every second, so that short steps are not all written.
+# Short steps are not all written: the agent reads the file after each write, and reports far less often.
 _MIN_SECONDS_BETWEEN_WRITES = 0.25
 _SMOOTHING = 0.2
 
