@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from spottrain_api.v1alpha1 import GenerationState, Phase, Transition
+from spottrain_api.v1alpha1 import Phase, Transition
 from spottrain_cli.job_view import JobSnapshot, UserError
 from spottrain_local.cluster import open_cluster
 from spottrain_local.layout import ClusterLayout, checkout_root, clusters_root
@@ -82,8 +82,8 @@ def _has_settled(job: JobSnapshot, last: Happened | None) -> bool:
 
 
 def _spot_members(job: JobSnapshot) -> list[str]:
-    generation = job.status.generation
-    members = generation.members if generation and generation.state is not GenerationState.ENDED else ()
+    running = job.status.running
+    members = running.members if running is not None else ()
     return [member.node for member in members if member.capacity_type == "spot"]
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from spottrain_api.contract import CapacityType, ConditionType
 from spottrain_api.memory_estimate import in_gib
-from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, Phase, ProgressStatus, TrainingJobStatus
+from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase, ProgressStatus, TrainingJobStatus
 from spottrain_api.wording import counted
 from spottrain_cli.job_view import EventSummary, JobSnapshot, PodSummary, unseen_sentence
 
@@ -156,7 +156,7 @@ def _members(job: JobSnapshot) -> RenderableType:
     if generation is not None:
         ranks = {member.pod: member.node_rank for member in generation.members}
         title = f"generation {generation.number}, {generation.state.value}"
-        if generation.state is not GenerationState.ENDED:
+        if job.status.running is not None:
             title += f", world size {generation.world_size}"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1))
     for column in ("Rank", "Pod", "Node", "Capacity", "State"):
@@ -179,8 +179,7 @@ def _all_warm(job: JobSnapshot, ranks: dict[str, int]) -> bool:
 
 
 def _is_member(status: TrainingJobStatus, rank: int | None) -> bool:
-    generation = status.generation
-    return rank is not None and generation is not None and generation.state is not GenerationState.ENDED
+    return rank is not None and status.running is not None
 
 
 def _rank_and_state(status: TrainingJobStatus, pod: PodSummary, rank: int | None, warm: bool) -> tuple[str, str]:

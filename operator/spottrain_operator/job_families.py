@@ -14,7 +14,7 @@ from datetime import datetime
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from spottrain_api.contract import Member, Progress
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, TrainingJobSpec, TrainingJobStatus
+from spottrain_api.v1alpha1 import Phase, TrainingJobSpec, TrainingJobStatus
 from spottrain_operator.core.model import ReportView
 from spottrain_operator.core.timing import after
 from spottrain_operator.core.watching import spot_watches
@@ -34,12 +34,6 @@ class JobNow:
     reports: Mapping[str, ReportView] = field(default_factory=dict)
 
     @property
-    def running(self) -> GenerationStatus | None:
-        """The newest generation, unless it has ended."""
-        generation = self.status.generation
-        return None if generation is None or generation.state is GenerationState.ENDED else generation
-
-    @property
     def deadline(self) -> datetime | None:
         """Time at which runPolicy.activeDeadlineSeconds fails the job."""
         limit, since = self.spec.run_policy.active_deadline_seconds, self.status.start_time
@@ -47,7 +41,7 @@ class JobNow:
 
     def members(self) -> Iterator[tuple[Member, ReportView, Progress]]:
         """The members of the running generation that have reported in it."""
-        running = self.running
+        running = self.status.running
         members, number = (running.members, running.number) if running is not None else ((), 0)
         for member in members:
             view = self.reports.get(member.pod_uid)
@@ -141,7 +135,7 @@ def _cost_on_demand_only(job: JobNow) -> Iterator[Sample]:
 
 
 def _infos(job: JobNow) -> Iterator[Sample]:
-    for each in job.running.members if job.running is not None else ():
+    for each in job.status.running.members if job.status.running is not None else ():
         yield (str(each.node_rank), each.pod, each.node, each.capacity_type.value), 1.0
 
 
@@ -178,7 +172,7 @@ FAMILIES = (
         _GAUGE,
         "spottrain_job_world_size",
         "Ranks that train together; 0 between generations.",
-        lambda j: j.running.world_size if j.running else 0,
+        lambda j: j.status.running.world_size if j.status.running else 0,
     ),
     _of_job(
         _GAUGE, "spottrain_job_min_nodes", "Nodes with which the job starts: nodes.min.", lambda j: j.spec.nodes.min
@@ -196,7 +190,7 @@ FAMILIES = (
         _GAUGE,
         "spottrain_job_unwatched_members",
         "Members on spot nodes whose notices nobody hears: the node's watcher is missing or blind.",
-        lambda j: sum(each.unheard for each in spot_watches(j.running, j.reports)),
+        lambda j: sum(each.unheard for each in spot_watches(j.status.running, j.reports)),
     ),
     _of_job(
         _GAUGE,
@@ -234,7 +228,7 @@ FAMILIES = (
         _GAUGE,
         "spottrain_job_first_step_timestamp_seconds",
         "Time of the running generation's first step.",
-        lambda j: _moment(j.running.first_step_at) if j.running else None,
+        lambda j: _moment(j.status.running.first_step_at) if j.status.running else None,
     ),
     _of_job(
         _GAUGE,

@@ -347,6 +347,12 @@ class TrainingJobStatus(StatusResource):
         None
     )
 
+    @property
+    def running(self) -> GenerationStatus | None:
+        """The newest generation, unless it has ended."""
+        generation = self.generation
+        return None if generation is None or generation.state is GenerationState.ENDED else generation
+
     def condition(self, kind: str) -> Condition | None:
         """The condition of this type, or None if it was never set."""
         return next((condition for condition in self.conditions if condition.type == kind), None)

@@ -84,7 +84,7 @@ def count_members(situation: Situation, draft: Draft) -> Draft:
 
 def _phase(situation: Situation, status: TrainingJobStatus) -> Phase:
     generation = status.generation
-    ended = generation is None or generation.state is GenerationState.ENDED
+    ended = status.running is None
     if ended and situation.spec.run_policy.suspend:
         return Phase.SUSPENDED
     if generation is None or (ended and status.phase in (Phase.SUSPENDED, Phase.PENDING)):
@@ -103,9 +103,7 @@ def _message(situation: Situation, draft: Draft, phase: Phase) -> str:
         condition = status.condition(kind)
         if condition is not None and condition.status == "True":
             return condition.message
-    if phase in (Phase.PENDING, Phase.RECOVERING) and (
-        generation is None or generation.state is GenerationState.ENDED
-    ):
+    if phase in (Phase.PENDING, Phase.RECOVERING) and draft.running is None:
         program = missing_program(situation, draft)
         if program and generation is not None and generation.template_hash == situation.run_hash:
             return f"{program} The job waits until it is edited, and keeps its nodes"

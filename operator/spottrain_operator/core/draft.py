@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from spottrain_api.contract import ConditionType
-from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, GenerationState, GenerationStatus, TrainingJobStatus
+from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, GenerationStatus, TrainingJobStatus
 from spottrain_operator.core.model import Action, DeletePod, Event
 from spottrain_operator.core.situation import Situation
 
@@ -30,8 +30,7 @@ class Draft:
     @property
     def running(self) -> GenerationStatus | None:
         """The newest generation, unless it has ended."""
-        generation = self.status.generation
-        return None if generation is None or generation.state is GenerationState.ENDED else generation
+        return self.status.running
 
     @property
     def finished(self) -> bool:

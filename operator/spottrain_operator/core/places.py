@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spottrain_api.contract import CapacityType
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, TrainingJobSpec, TrainingJobStatus
+from spottrain_api.v1alpha1 import GenerationStatus, TrainingJobSpec, TrainingJobStatus
 from spottrain_operator.core.pools import pools_have
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.timing import PREWARMED_STAY, seconds_between
@@ -96,7 +96,7 @@ def _places(
     situation: Situation, status: TrainingJobStatus, between_generations: bool, leaving: frozenset[str]
 ) -> Places:
     wanted = demand_of(situation)
-    generation = None if between_generations else _running(status)
+    generation = None if between_generations else status.running
     known = {m.pod_uid for m in status.generation.members} if status.generation is not None else set()
     on_demand, spot = _holding(situation, known, leaving)
     if status.fallback_since is None:
@@ -138,11 +138,6 @@ def _prewarmed(
     wanted = min(most, sum(f.at_risk and f.pod.uid in members for f in kept))
     young = (f for f in surplus[wanted:most] if seconds_between(f.pod.created_at, situation.now) < PREWARMED_STAY)
     return [*surplus[:wanted], *young], wanted
-
-
-def _running(status: TrainingJobStatus) -> GenerationStatus | None:
-    generation = status.generation
-    return None if generation is None or generation.state is GenerationState.ENDED else generation
 
 
 def _fits(generation: GenerationStatus, wanted: Demand) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from spottrain_api.contract import ANNOTATION_DO_NOT_DISRUPT, ANNOTATION_SAFE_TO_EVICT
 from spottrain_operator.core.draft import Draft
-from spottrain_operator.core.model import AnnotatePod, DeletePod
+from spottrain_operator.core.model import AnnotatePod
 from spottrain_operator.core.situation import PodFacts, Situation
 
 PROTECTION: Mapping[str, str] = {ANNOTATION_DO_NOT_DISRUPT: "true", ANNOTATION_SAFE_TO_EVICT: "false"}
@@ -25,7 +25,7 @@ def protect_members(situation: Situation, draft: Draft) -> Draft:
     ours = PROTECTION.keys() - situation.spec.pod_template.annotations.keys()
     generation = draft.status.generation
     members = {member.pod_uid for member in generation.members} if generation is not None else set()
-    leaving = {action.uid for action in draft.actions if isinstance(action, DeletePod)}
+    leaving = draft.leaving
     for uid, facts in situation.pods.items():
         if uid in leaving or facts.pod.deleting or facts.finished:
             continue
