@@ -23,6 +23,7 @@ from spottrain_api.v1alpha1 import TrainingJobStatus
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import Observed, ReportView
 from spottrain_operator.core.notices import heeded_notice
+from spottrain_operator.core.transitions import completed
 from spottrain_operator.job_families import JOB, JobNow
 from spottrain_operator.job_histograms import JobHistogram
 from spottrain_operator.status_metrics import JobMetrics
@@ -97,8 +98,8 @@ class Metrics:
         self._jobs.put(key, JobNow(spec=job.spec, status=after, reports=reports))
         for histogram in (self._gap, self._drain, *self._checkpoint.values()):
             histogram.show(key)
-        for seconds in gaps_closed(job.status, after):
-            self._gap.observe(key, seconds)
+        for transition in completed(job.status, after):
+            self._gap.observe(key, transition.seconds_without_step or 0.0)
         latency = drain_latency(observed, after)
         if latency is not None:
             self._drain.observe(key, latency)
@@ -149,23 +150,6 @@ class Metrics:
     def exposition(self) -> tuple[bytes, str]:
         """Body and content type of /metrics."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
-
-
-def gaps_closed(before: TrainingJobStatus, after: TrainingJobStatus) -> list[float]:
-    """Seconds without a step in each newly completed transition.
-
-    A transition is new if it was completed between the two statuses.
-    """
-
-    def known(status: TrainingJobStatus) -> dict[tuple[int, datetime], float]:
-        return {
-            (each.generation, each.at): each.seconds_without_step
-            for each in status.transitions
-            if each.seconds_without_step is not None
-        }
-
-    old = known(before)
-    return [seconds for which, seconds in known(after).items() if which not in old]
 
 
 def drain_latency(observed: Observed, after: TrainingJobStatus) -> float | None:

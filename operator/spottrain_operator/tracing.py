@@ -23,6 +23,7 @@ from spottrain_api.v1alpha1 import TrainingJobStatus, Transition
 from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import Observed
 from spottrain_operator.core.notices import heeded_notice
+from spottrain_operator.core.transitions import completed
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -144,16 +145,6 @@ def request_of(status: TrainingJobStatus, observed: Observed) -> Request | None:
         noticed_at=notice.observed_at if notice is not None else None,
         source=notice.source if notice is not None else "",
     )
-
-
-def completed(before: TrainingJobStatus, after: TrainingJobStatus) -> list[Transition]:
-    """The changes of members that ended with a step between the two statuses."""
-    known = {(each.generation, each.at) for each in before.transitions if each.seconds_without_step is not None}
-    return [
-        each
-        for each in after.transitions
-        if each.seconds_without_step is not None and (each.generation, each.at) not in known
-    ]
 
 
 def parts_of(transition: Transition, status: TrainingJobStatus, request: Request | None) -> Iterator[Part]:

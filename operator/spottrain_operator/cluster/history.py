@@ -12,9 +12,9 @@ import math
 from dataclasses import replace
 from datetime import datetime
 
-from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY, CapacityType
+from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND, HistoryPoint, thin_out
-from spottrain_api.v1alpha1 import GenerationState, TrainingJobStatus
+from spottrain_api.v1alpha1 import TrainingJobStatus
 from spottrain_operator.cluster.client import ClusterError, HistoryClient, JobKey, Manifest
 from spottrain_operator.cluster.observe import owned_by
 
@@ -101,18 +101,15 @@ class HistoryKeeper:
 
 
 def history_point(status: TrainingJobStatus, now: datetime) -> HistoryPoint:
-    generation, progress = status.generation, status.progress
-    training = generation is not None and generation.state is not GenerationState.ENDED
-    members = generation.members if generation is not None and training else ()
-    num_on_demand = sum(member.capacity_type is CapacityType.ON_DEMAND for member in members)
+    progress = status.progress
     return HistoryPoint(
         at=now.timestamp(),
         step=progress.step,
         loss=progress.loss if progress.loss is not None else math.nan,
         tokens_per_second=progress.tokens_per_second or 0.0,
-        generation=generation.number if generation else 0,
-        on_demand=num_on_demand,
-        spot=len(members) - num_on_demand,
+        generation=status.generation.number if status.generation else 0,
+        on_demand=status.members.on_demand,
+        spot=status.members.spot,
         committed_step=status.commit.step if status.commit else 0,
         phase=status.phase.value,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from spottrain_api.contract import Cause
-from spottrain_api.v1alpha1 import GenerationStatus, Transition
+from spottrain_api.v1alpha1 import GenerationStatus, TrainingJobStatus, Transition
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.progress import newest_progress
 from spottrain_operator.core.situation import Situation
@@ -94,3 +94,13 @@ def close_transitions(draft: Draft, resume_step: int, at: datetime) -> Draft:
             }
         )
     return draft.update(transitions=tuple(transitions), steps_redone=draft.status.steps_redone + redone)
+
+
+def completed(before: TrainingJobStatus, after: TrainingJobStatus) -> list[Transition]:
+    """The changes of members that ended with a step between the two statuses."""
+    known = {(each.generation, each.at) for each in before.transitions if each.seconds_without_step is not None}
+    return [
+        each
+        for each in after.transitions
+        if each.seconds_without_step is not None and (each.generation, each.at) not in known
+    ]
