@@ -122,7 +122,7 @@ async def put_job(setup: Setup, name: str) -> Manifest:
     setup.put_job(name)
     key = JobKey(namespace=setup.namespace, name=name)
     async with asyncio.timeout(20):
-        while key not in [_key(job) for job in await setup.cluster.list_jobs()]:  # noqa: ASYNC110
+        while key not in [JobKey.of(job) for job in await setup.cluster.list_jobs()]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     found = await setup.cluster.get_job(key)
     assert found is not None
@@ -146,7 +146,3 @@ async def pods_of(setup: Setup, job: Manifest) -> dict[str, Manifest]:
     labels = {LABEL_JOB: "gpt", LABEL_JOB_UID: job["metadata"]["uid"]}
     pods = await setup.cluster.list_pods(setup.namespace, labels=labels)
     return {pod["metadata"]["name"]: pod for pod in pods}
-
-
-def _key(job: Manifest) -> JobKey:
-    return JobKey(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])

@@ -25,7 +25,7 @@ def wakes(kind: Kind, change: Change, jobs_on: Callable[[str], set[JobKey]]) -> 
     assert newest is not None
     match kind:
         case Kind.JOBS:
-            yield job_key(newest), priority_of(newest)
+            yield JobKey.of(newest), priority_of(newest)
         case Kind.PODS:
             yield job_of(newest), _priority(change, _troubles_of_pod)
         case Kind.NODES:
@@ -46,16 +46,12 @@ def first_wakes(
         nodes: All nodes.
         jobs_on: The jobs with a pod on a node.
     """
-    found = {job_key(job): priority_of(job) for job in jobs}
+    found = {JobKey.of(job): priority_of(job) for job in jobs}
     for node in nodes:
         if _troubles_of_node(node):
             on_it = jobs_on(node["metadata"]["name"])
             found |= {key: Priority.URGENT for key in on_it if found.get(key) is Priority.NORMAL}
     return found
-
-
-def job_key(job: Manifest) -> JobKey:
-    return JobKey(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])
 
 
 def priority_of(job: Manifest) -> Priority:

@@ -35,7 +35,7 @@ async def apply(
         case AnnotatePod():
             await cluster.annotate_pod(job.namespace, action.name, uid=action.uid, annotations=action.annotations)
         case DeleteJob():
-            await cluster.delete_job(JobKey(namespace=job.namespace, name=job.name), uid=action.uid)
+            await cluster.delete_job(JobKey.of_view(job), uid=action.uid)
         case _:
             assert_never(action)
 

@@ -40,7 +40,7 @@ class FolderClaims:
 
     def note(self, job: JobView) -> None:
         """Update the claim of a job, as it was read last."""
-        key = JobKey(namespace=job.namespace, name=job.name)
+        key = JobKey.of_view(job)
         claim = _claim(key, job)
         if self._claims.get(key) == claim:
             return
@@ -98,7 +98,7 @@ class RivalFinder:
         self._claims.note(job)
         if job.status.phase in FINISHED_PHASES:
             return None
-        own, folder = JobKey(namespace=job.namespace, name=job.name), folder_of(job)
+        own, folder = JobKey.of_view(job), folder_of(job)
         while (first := self._claims.first(folder)) not in (None, own):
             # It may be gone: a broken watch misses deletions.
             await self._read(first)
@@ -123,8 +123,7 @@ class RivalFinder:
         If it can't be read, the job keeps its old claim, as it may well run.
         """
         if (manifest.get("status") or {}).get("phase") in FINISHED_PHASES:  # thousands of these may lie about
-            meta = manifest["metadata"]
-            self._claims.forget(JobKey(namespace=meta["namespace"], name=meta["name"]))
+            self._claims.forget(JobKey.of(manifest))
             return
         with contextlib.suppress(NotUnderstoodError):
             self._claims.note(job_view(manifest))

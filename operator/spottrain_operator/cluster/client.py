@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
+
+from spottrain_operator.core.model import JobView
 
 Manifest = dict[str, Any]
 
@@ -100,6 +102,19 @@ class JobKey:
     namespace: str
     name: str
 
+    @classmethod
+    def of(cls, job: Manifest) -> Self:
+        return cls(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])
+
+    @classmethod
+    def of_view(cls, job: JobView) -> Self:
+        return cls(namespace=job.namespace, name=job.name)
+
+    @classmethod
+    def of_pod(cls, namespace: str, pod: str) -> Self:
+        """The job that a pod is named after ({job}-{sequence}). It need not exist."""
+        return cls(namespace=namespace, name=pod.rpartition("-")[0])
+
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
@@ -111,6 +126,10 @@ class PodIdentity:
     namespace: str
     pod: str
     uid: str
+
+    @property
+    def job(self) -> JobKey:
+        return JobKey.of_pod(self.namespace, self.pod)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ class HistoryKeeper:
         self._written_at: dict[JobKey, float] = {}
 
     async def keep(self, job: Manifest, status: TrainingJobStatus, now: datetime) -> None:
-        key = JobKey(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])
+        key = JobKey.of(job)
         over = status.completion_time
         before, point = self._newest.get(key), history_point(status, now)
         if before is None and over is not None and (now - over).total_seconds() > OVER_SECONDS:

@@ -143,7 +143,7 @@ class WatchedCluster:
     def _job_changed(self, change: Change) -> None:
         job = change.after or change.before
         assert job is not None
-        key = JobKey(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])
+        key = JobKey.of(job)
         if key in self._meanwhile:
             first = self._meanwhile[key] or change
             self._meanwhile[key] = Change(before=first.before, after=change.after)
@@ -195,8 +195,7 @@ class WatchedCluster:
     # --- writes -------------------------------------------------------------------------------------------
 
     async def replace_job_status(self, job: Manifest) -> Manifest:
-        meta = job["metadata"]
-        key = JobKey(namespace=meta["namespace"], name=meta["name"])
+        key = JobKey.of(job)
         self._meanwhile[key] = None
         written = None
         try:
@@ -222,7 +221,7 @@ class WatchedCluster:
     async def delete_pod(
         self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
     ) -> Manifest | None:
-        key = _named_after(namespace, name)
+        key = JobKey.of_pod(namespace, name)
         deleting = self._cluster.delete_pod(namespace, name, uid=uid, grace_seconds=grace_seconds)
         answer = await _or_unsure(deleting, self._unsure_pods, key)
         if answer is None:
@@ -236,7 +235,7 @@ class WatchedCluster:
     async def annotate_pod(
         self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
     ) -> Manifest | None:
-        key = _named_after(namespace, name)
+        key = JobKey.of_pod(namespace, name)
         annotating = self._cluster.annotate_pod(namespace, name, uid=uid, annotations=annotations)
         answer = await _or_unsure(annotating, self._unsure_pods, key)
         if answer is None:
@@ -262,11 +261,6 @@ def job_of(pod: Manifest) -> JobKey:
     """The job whose label the pod bears."""
     meta = pod["metadata"]
     return JobKey(namespace=meta["namespace"], name=meta["labels"].get(LABEL_JOB, ""))
-
-
-def _named_after(namespace: str, pod: str) -> JobKey:
-    """The job that a pod is named after ({job}-{sequence})."""
-    return JobKey(namespace=namespace, name=pod.rpartition("-")[0])
 
 
 async def _or_unsure(writing: Awaitable[Answer], unsure: set[JobKey], key: JobKey) -> Answer:

@@ -230,7 +230,7 @@ class ReportBox:
         except asyncio.CancelledError:
             if self._num_polls[sender.uid] == 1:
                 self._lose_relay(sender.uid)
-            self._went(sender.uid, job_of_pod(sender))
+            self._went(sender.uid, sender.job)
             raise
         else:
             self._heard(sender.uid)
@@ -249,7 +249,7 @@ class ReportBox:
                 longer leads them. They are about to ask whoever does.
             received_at: As in `put`.
         """
-        job = job_of_pod(relay)
+        job = relay.job
         before, present = self._relayed.get(relay.uid, frozenset()), led & frozenset(report.present)
         for uid in before - present:
             self._comes_itself(uid)
@@ -267,7 +267,7 @@ class ReportBox:
             self._relayed[relay.uid] = frozenset(present)
         for peer in report.peers:
             identity = replace(relay, pod=peer.pod, uid=peer.pod_uid)
-            if peer.pod_uid in led and job_of_pod(identity) == job:
+            if peer.pod_uid in led and identity.job == job:
                 self.put(identity, self._with_relay(peer), received_at=received_at)
 
     def _with_relay(self, report: AgentReport) -> AgentReport:
@@ -327,14 +327,14 @@ class ReportBox:
         was_refused = self._refused.pop(sender.uid, None) is not None
         if previous is None or was_refused or previous.report.news != report.news:
             urgent = previous is not None and brings_trouble(previous.report, report)
-            self._wake(job_of_pod(sender), urgent=urgent)
+            self._wake(sender.job, urgent=urgent)
         return True
 
     def refuse(self, sender: PodIdentity, problem: str) -> None:
         """Note that the pod's newest report was refused, and why the first one was."""
         if sender.uid in self._known and sender.uid not in self._refused:
             self._refused[sender.uid] = one_line(problem)
-            self._wake(job_of_pod(sender), urgent=False)
+            self._wake(sender.job, urgent=False)
 
     def refused(self, pod_uids: frozenset[str]) -> dict[str, str]:
         """Of these pods those whose newest report was refused, and why."""
@@ -364,14 +364,6 @@ class ReportBox:
             return now
         times = (self._heard_at.get(each) for each in (uid, relay) if each is not None)
         return max((at for at in times if at is not None), default=None)
-
-
-def job_of_pod(pod: PodIdentity) -> JobKey:
-    """The job that a pod is named after ({job}-{sequence}).
-
-    It is only woken, so it need not exist.
-    """
-    return JobKey(namespace=pod.namespace, name=pod.pod.rpartition("-")[0])
 
 
 def is_overtaken(newest: ReportView | None, received_at: datetime) -> bool:
