@@ -27,6 +27,11 @@ def listed(names: Sequence[str], *, most: int = 5) -> str:
     return ", ".join(names[:most]) + more
 
 
+def clause(sentence: str) -> str:
+    """The sentence without its full stop, so that it can be continued."""
+    return sentence.removesuffix(".")
+
+
 def printable(text: str) -> str:
     """Clean text of others for a terminal.
 

@@ -57,8 +57,8 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
     if since is None or not may_fall_back(situation.spec) or seconds_between(since, now) < fallback.after_seconds:
         return draft
     draft = draft.update(fallback_since=now)
-    text = f"the job has {_spot_nodes(situation, draft)} after {seconds_between(since, now):.0f} s"
-    message = f"{text[0].upper()}{text[1:]}: on-demand nodes take the place of the others"
+    text = f"The job has {_spot_nodes(situation, draft)} after {seconds_between(since, now):.0f} s"
+    message = f"{text}: on-demand nodes take the place of the others"
     return draft.record(EventReason.FELL_BACK, message, warning=True)
 
 
@@ -104,12 +104,12 @@ def spot_sentence(situation: Situation, draft: Draft) -> str:
         usual = after(draft.status.fallback_since, spec.capacity.fallback.return_after_seconds)
         setting = "returnAfterSeconds" if again == usual else "afterSeconds, as none has come"
         return (
-            f"on-demand nodes stand in for spot nodes, which are tried again at {again:%H:%M:%S} UTC "
+            f"On-demand nodes stand in for spot nodes, which are tried again at {again:%H:%M:%S} UTC "
             f"(capacity.fallback.{setting})"
         )
     if since is None:
         return ""
-    text = f"the job has {_spot_nodes(situation, draft)}"
+    text = f"The job has {_spot_nodes(situation, draft)}"
     if demand(spec).on_demand == 0:
         text += ", and asks for no on-demand nodes yet" if may_fall_back(spec) else ", and asks for no others"
     if may_fall_back(spec):

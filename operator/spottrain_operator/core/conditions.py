@@ -13,7 +13,7 @@ from spottrain_api.contract import (
     TrainerPhase,
 )
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
-from spottrain_api.wording import counted, one_line
+from spottrain_api.wording import clause, counted, one_line
 from spottrain_operator.core.capacity import RETRIES, advice, spot_sentence
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.draft import Draft
@@ -58,7 +58,7 @@ def describe(situation: Situation, draft: Draft) -> Draft:
     phase = _phase(situation, draft.status)
     message = _message(situation, draft, phase)
     if refused := refused_reports_sentence(situation):
-        message = f"{message.removesuffix('.')}. {refused}" if message else refused
+        message = f"{clause(message)}. {refused}" if message else refused
     if (phase, message) != (draft.status.phase, draft.status.message):
         draft = draft.update(phase=phase, message=message)
     return _conditions(situation, count_members(situation, draft))
@@ -110,7 +110,7 @@ def _message(situation: Situation, draft: Draft, phase: Phase) -> str:
         missing, until = _what_is_missing(situation, draft), gives_up_at(situation, draft)
         if until is None:
             return missing
-        return f"{missing.removesuffix('.')}. The job fails at {until:%H:%M:%S} UTC if no pod starts before"
+        return f"{clause(missing)}. The job fails at {until:%H:%M:%S} UTC if no pod starts before"
     if phase is Phase.SUSPENDED or generation is None:
         return "Suspended: set runPolicy.suspend to false to go on" if phase is Phase.SUSPENDED else ""
     return _of_generation(situation, draft, generation, phase)
@@ -207,7 +207,7 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
             todo = advice(situation, waiting)
     spot = spot_sentence(situation, draft)
     retries = RETRIES if situation.refusal is not None else ""
-    return ". ".join(part for part in (text, todo, ended, retries, f"{spot[:1].upper()}{spot[1:]}") if part)
+    return ". ".join(part for part in (text, todo, ended, retries, spot) if part)
 
 
 def _conditions(situation: Situation, draft: Draft) -> Draft:
@@ -222,10 +222,9 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
     draft = heed_watchers(situation, draft)
     draft = heed_pods(situation, draft)
     if spot := spot_sentence(situation, draft):
-        message = f"{spot[0].upper()}{spot[1:]}"
         if status.fallback_since is not None:
-            return draft.condition(ConditionType.SPOT_AVAILABLE, False, EventReason.FELL_BACK, message, now)
-        return draft.condition(ConditionType.SPOT_AVAILABLE, False, ConditionReason.SPOT_PENDING, message, now)
+            return draft.condition(ConditionType.SPOT_AVAILABLE, False, EventReason.FELL_BACK, spot, now)
+        return draft.condition(ConditionType.SPOT_AVAILABLE, False, ConditionReason.SPOT_PENDING, spot, now)
     return draft.condition(
         ConditionType.SPOT_AVAILABLE, True, ConditionReason.NONE_WAITS, "No spot pod waits for a node", now
     )

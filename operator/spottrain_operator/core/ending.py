@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from spottrain_api.contract import AgentPhase, Cause, ConditionType
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
+from spottrain_api.wording import clause
 from spottrain_operator.core.accounting import account
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS, outranks
 from spottrain_operator.core.draft import Draft
@@ -129,6 +130,6 @@ def finish(
     condition = ConditionType.FAILED if failed else ConditionType.SUCCEEDED
     draft = draft.record(reason, f"{event[0].upper()}{event[1:]}" if event else message, warning=failed)
     if failed:
-        message = f"{message.removesuffix('.')}. {AGAIN}"
+        message = f"{clause(message)}. {AGAIN}"
     draft = draft.update(phase=phase, message=message, completion_time=now)
     return draft.condition(condition, True, reason, message, now)

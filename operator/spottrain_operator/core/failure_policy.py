@@ -6,7 +6,7 @@ from datetime import datetime
 
 from spottrain_api.contract import FATAL_REASONS, Cause, EndReason, Failure, FailureReason, Progress, WaitingReason
 from spottrain_api.v1alpha1 import GenerationStatus, Phase
-from spottrain_api.wording import counted
+from spottrain_api.wording import clause, counted
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.ending import finish, request_end
 from spottrain_operator.core.members import (
@@ -98,7 +98,7 @@ def failure_message(generation: GenerationStatus, members: tuple[MemberFacts, ..
     rank = f", rank {failure.rank}" if failure.rank is not None else ""
     message = failure.message
     if failure.reason is FailureReason.LOST_PEER and failure.fence is None and all(map(_has_ended, members)):
-        message = _clause(message) + UNTOLD
+        message = clause(message) + UNTOLD
     return f"pod {pod}{rank}: {message}"
 
 
@@ -182,11 +182,11 @@ def charge_failure(situation: Situation, draft: Draft, generation: GenerationSta
     # The event of the generation's end has said the message already.
     if stuck >= MAX_GENERATIONS_WITHOUT_PROGRESS:
         why = f"{counted(stuck, 'generation')} in a row failed like this, without making a step"
-        text = f"{_clause(message)}; {why}"
+        text = f"{clause(message)}; {why}"
         return finish(situation, draft, Phase.FAILED, EndReason.NO_PROGRESS, text, event=why)
     if failures > policy.failure_budget:
         why = f"this was failure {failures}, and runPolicy.failureBudget is {policy.failure_budget}"
-        text = f"{_clause(message)}; {why}"
+        text = f"{clause(message)}; {why}"
         return finish(situation, draft, Phase.FAILED, EndReason.FAILURE_BUDGET_EXCEEDED, text, event=why)
     return draft
 
@@ -201,11 +201,6 @@ def meets_an_earlier_job(situation: Situation, draft: Draft, generation: Generat
         return False
     failures = (m.failure for m in members_of(situation, generation))
     return any(f is not None and (f.fence or 0) > generation.number for f in failures)
-
-
-def _clause(sentence: str) -> str:
-    """The sentence without its full stop, so that it can be continued."""
-    return sentence.removesuffix(".")
 
 
 def made_progress(newest: Progress | None) -> bool:
@@ -223,7 +218,7 @@ def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
     if refusal is not None:
         if situation.now <= after(refusal.since, REFUSAL_PATIENCE):
             return draft
-        message = f"{_clause(refusal.message)}; provide what is missing, or change the job"
+        message = f"{clause(refusal.message)}; provide what is missing, or change the job"
         return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, message)
     stuck = (f.pod for f in situation.pods.values() if _cannot_start(f, situation))
     waiting = next((pod for pod in stuck if situation.now > _last_chance(pod)), None)

@@ -93,4 +93,4 @@ def _what_to_do(situation: Situation, draft: Draft, pod: PodView) -> str:
             return f"Training continues on {nodes}, and the pod would only replace one of them"
         return f"Training continues on {nodes}, and the pod joins it once a node is free"
     spot = "" if lacks_claim(pod) or pod.capacity_type is not CapacityType.SPOT else spot_sentence(situation, draft)
-    return ". ".join(part for part in (advice(situation, pod), f"{spot[:1].upper()}{spot[1:]}") if part)
+    return ". ".join(part for part in (advice(situation, pod), spot) if part)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from spottrain_api.contract import TRAINER_CONTAINER, WaitingReason
-from spottrain_api.wording import counted, listed
+from spottrain_api.wording import clause, counted, listed
 from spottrain_operator.core.model import FAILED_STARTS, PodView
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.timing import STUCK_START, after
@@ -43,7 +43,7 @@ def ended_sentence(situation: Situation, pod: PodView) -> str:
     if pod.exit_reason == "OOMKilled":
         return f"{beside}pod {pod.name} ran out of memory (OOMKilled); raise its resources.limits.memory"
     how = f"exit code {pod.exit_code} ({pod.exit_reason or 'error'})"
-    last = f": {pod.exit_message.removesuffix('.')}" if pod.exit_message else ""
+    last = f": {clause(pod.exit_message)}" if pod.exit_message else ""
     return f"{beside or 'the container of '}pod {pod.name} ended with {how}{last}{_advice(pod, last)}"
 
 

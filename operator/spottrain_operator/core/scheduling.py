@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
-from spottrain_api.wording import counted
+from spottrain_api.wording import clause, counted
 from spottrain_operator.core.model import KeptAway, PodView
 
 _NO_ROOM = (
@@ -47,7 +47,7 @@ def scheduler_says(pod: PodView) -> str:
 
     It comes without its full stop and without what it says of evictions.
     """
-    said = _EVICTIONS.sub("", pod.waiting_message or "").strip().removesuffix(".")
+    said = clause(_EVICTIONS.sub("", pod.waiting_message or "").strip())
     return said.replace("not found. not found", "not found") or "no node suits it"
 
 

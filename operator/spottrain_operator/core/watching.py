@@ -18,7 +18,7 @@ from spottrain_api.contract import (
     WatchState,
 )
 from spottrain_api.v1alpha1 import GenerationStatus
-from spottrain_api.wording import counted, listed, one_line
+from spottrain_api.wording import clause, counted, listed, one_line
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.model import ReportView
 from spottrain_operator.core.situation import Situation
@@ -129,7 +129,7 @@ def _sentence(unheard: list[SpotWatch]) -> tuple[StrEnum, str]:
     num_others = len(unheard) - len(found)
     also = f". On {counted(num_others, 'other node')} the watcher is blind" if num_others else ""
     cost = "a preemption there may come without notice"
-    said = one_line(first.watch.trouble or "no reason was given").removesuffix(".")
+    said = clause(one_line(first.watch.trouble or "no reason was given"))
     if missing:
         return EventReason.WATCHER_MISSING, f"No watcher answers on {names}: {cost} ({said}){also}. {_MISSING_ADVICE}"
     return EventReason.WATCHER_BLIND, f"The watcher on {names} is blind: {cost} ({said}). {_BLIND_ADVICE}"

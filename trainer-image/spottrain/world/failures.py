@@ -30,7 +30,7 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
 )
 from spottrain_api.contract import Failure, FailureReason, is_lost_peer, lost_peer_sentence
-from spottrain_api.wording import place_of, traceback_tail
+from spottrain_api.wording import clause, place_of, traceback_tail
 
 _LIBRARY = Path(__file__).parents[1]
 _REASONS: tuple[tuple[type[CheckpointError], FailureReason], ...] = (
@@ -180,7 +180,7 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
     if _UNUSED_PARAMETERS in str(error):
         message = UNUSED_PARAMETERS + where
     if isinstance(error, torch.OutOfMemoryError):
-        message = message.removesuffix(".") + OUT_OF_MEMORY
+        message = clause(message) + OUT_OF_MEMORY
     tail = traceback_tail(_of_the_script(error.__traceback__))
     return Failure(reason=reason, message=message, exit_code=1, rank=rank, traceback=tail)
 
