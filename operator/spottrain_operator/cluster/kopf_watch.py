@@ -25,14 +25,14 @@ from spottrain_operator.cluster.client import (
     WatchClient,
     WatchEvent,
 )
-from spottrain_operator.cluster.watch_client import PAGE_SIZE
+from spottrain_operator.cluster.watch_client import (
+    CONNECT_SECONDS,
+    INACTIVITY_SECONDS,
+    PAGE_SIZE,
+    READ_SECONDS,
+    WATCH_SECONDS,
+)
 
-# The inactivity timeout finds a watch that died silently: the server sends a bookmark every minute.
-WATCH_SERVER_SECONDS = 300
-WATCH_CLIENT_SECONDS = 330
-WATCH_INACTIVITY_SECONDS = 70
-CONNECT_SECONDS = 5
-REQUEST_SECONDS = 30
 # The task of a job ends so long after its last event.
 IDLE_SECONDS = 0.1
 # Between tries of a request, until kopf gives up and is started again. They stay short, so that the operator hears of
@@ -175,11 +175,11 @@ def build_settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.watching.chunk_size = PAGE_SIZE
     settings.queueing.idle_timeout = IDLE_SECONDS
-    settings.watching.server_timeout = WATCH_SERVER_SECONDS
-    settings.watching.client_timeout = WATCH_CLIENT_SECONDS
-    settings.watching.inactivity_timeout = WATCH_INACTIVITY_SECONDS
+    settings.watching.server_timeout = WATCH_SECONDS
+    settings.watching.client_timeout = WATCH_SECONDS + READ_SECONDS
+    settings.watching.inactivity_timeout = INACTIVITY_SECONDS
     settings.watching.connect_timeout = CONNECT_SECONDS
-    settings.networking.request_timeout = REQUEST_SECONDS
+    settings.networking.request_timeout = READ_SECONDS
     settings.networking.connect_timeout = CONNECT_SECONDS
     settings.networking.error_backoffs = PAUSES
     return settings
