@@ -90,5 +90,5 @@ class ApiObjectSource:
         path = f"/api/v1/namespaces/{request.namespace}/serviceaccounts/{request.service_account}/token"
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         status = (await self._client.create(path, body))["status"]
-        expires = datetime.fromisoformat(status["expirationTimestamp"].replace("Z", "+00:00"))
+        expires = datetime.fromisoformat(status["expirationTimestamp"])
         return Token(value=status["token"], issued=datetime.now(UTC), expires=expires)

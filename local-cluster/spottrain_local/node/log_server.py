@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from spottrain_local.node.pod_worker import PodWorker
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
-_FRACTION = re.compile(r"\.(\d{1,6})\d*")
 
 FindPod = Callable[[str, str], PodWorker | None]
 Pods = Callable[[], list[JSONObject]]
@@ -48,7 +46,7 @@ def parse_log_options(query: JSONObject, now: datetime) -> LogOptions:
         ValueError: It is invalid; the text is a sentence.
     """
     try:
-        since = _time(query["sinceTime"]) if query.get("sinceTime") else None
+        since = datetime.fromisoformat(query["sinceTime"]) if query.get("sinceTime") else None
         if query.get("sinceSeconds"):
             since = now - timedelta(seconds=int(query["sinceSeconds"]))
         return LogOptions(
@@ -67,10 +65,6 @@ def _flag(text: str | None) -> bool:
     return (text or "").lower() in ("true", "1")
 
 
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(_FRACTION.sub(r".\1", text).replace("Z", "+00:00")).astimezone(UTC)
-
-
 def render(record: bytes, options: LogOptions) -> bytes:
     """Write one CRI log line (`TIME stdout F text`) as requested.
 
@@ -78,7 +72,7 @@ def render(record: bytes, options: LogOptions) -> bytes:
     """
     stamp, _, rest = record.partition(b" ")
     _, tag, text = rest.split(b" ", 2)
-    if options.since and _time(stamp.decode()) < options.since:
+    if options.since and datetime.fromisoformat(stamp.decode()) < options.since:
         return b""
     line = text if tag == b"F" else text.removesuffix(b"\n")
     return stamp + b" " + line if options.timestamps else line

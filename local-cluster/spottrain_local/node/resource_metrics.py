@@ -42,11 +42,7 @@ def _pod(pod: PodWorker) -> Iterator[Sample]:
         total += usage
         own = labels | {"container": worker.record.name}
         yield from _usage("container", own, usage)
-        yield (
-            "container_start_time_seconds",
-            own,
-            datetime.fromisoformat(state.started_at[:26] + "+00:00").timestamp(),
-        )
+        yield "container_start_time_seconds", own, datetime.fromisoformat(state.started_at).timestamp()
     if total.memory_bytes:
         yield from _usage("pod", labels, total)
 
