@@ -62,7 +62,7 @@ def measure(num_steps: int, step_seconds: float, group: dist.ProcessGroup, run_d
         marks.append(time.perf_counter())
         agreement.start(Ballot(drain=drain, loss=1.0, has_loss=True))
         marks.append(time.perf_counter())
-        reporter.step(step, seconds=step_seconds, data_wait_seconds=0.0, samples=1, tokens=None)
+        reporter.step(step, seconds=step_seconds, data_wait_seconds=0.0, tokens=None)
         marks.append(time.perf_counter())
         spent[PROCESSOR].append(time.thread_time() - busy)
         for name, begin, end in zip(parts, marks, marks[1:], strict=False):

@@ -30,12 +30,16 @@ from spottrain_api.contract import (
 BEFORE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("release_before.json").read_text())
 # Values that the release before doesn't know. `NodeWatch.understood_by` doesn't send them to it.
 KEPT_FROM_IT = {"AgentReport": {"WatchState": {"starting"}}}
+# Fields of the release before that nothing read. They are gone.
+NEVER_READ = {"samplesPerSecond"}
 
 
 def contents(recorded: Any, read: Any) -> Any:
-    """The part of what was read that was recorded."""
-    if isinstance(recorded, dict):
-        return {key: contents(value, read.get(key)) for key, value in recorded.items() if isinstance(read, dict)}
+    """The part of what was read that was recorded, and what nothing read."""
+    if isinstance(recorded, dict) and isinstance(read, dict):
+        return {
+            key: value if key in NEVER_READ else contents(value, read.get(key)) for key, value in recorded.items()
+        }
     if isinstance(recorded, list) and isinstance(read, list):
         return [contents(one, other) for one, other in zip(recorded, read, strict=True)]
     return read

@@ -33,7 +33,7 @@ from spottrain_operator.control_api.server import REFUSALS_BURST
 from spottrain_operator.core.timing import NO_STEP
 
 LARGEST = 1.7976931348623157e308
-MEASURED = ("loss", "tokens_per_second", "samples_per_second")
+MEASURED = ("loss", "tokens_per_second")
 BAD = '{"pod": "gpt-1"}'
 PROBLEM = "not an agent report: podUid: Field required"
 
@@ -56,7 +56,6 @@ def of_a_script(measured: float, asked: float) -> bytes:
         "totalSteps": asked,
         "loss": measured,
         "tokensPerSecond": measured,
-        "samplesPerSecond": measured,
     }
     said["progress"]["strategy"]["memory"] = dict.fromkeys(memory, asked)
     return json.dumps(said | {"peers": [said | {"pod": "gpt-2", "podUid": "uid-2"}]}).encode()

@@ -171,7 +171,6 @@ class Progress(Message):
     total_steps: Amount | None = None
     loss: float | None = None
     tokens_per_second: float | None = None
-    samples_per_second: float | None = None
     step_seconds: float | None = None
     data_wait_seconds: float | None = None
     waited_seconds: float = 0.0

@@ -277,7 +277,6 @@ class Training:
             self.step,
             seconds=seconds,
             data_wait_seconds=self._batches.take_wait() if self._batches is not None else 0.0,
-            samples=self.plan.global_batch,
             tokens=self._data.tokens_per_step,
         )
         self._saver.poll()

@@ -68,7 +68,7 @@ class ProgressReporter:
         self.note(**changes)
         self._write().result()
 
-    def step(self, step: int, *, seconds: float, data_wait_seconds: float, samples: int, tokens: int | None) -> None:
+    def step(self, step: int, *, seconds: float, data_wait_seconds: float, tokens: int | None) -> None:
         """Report a completed step.
 
         It is written in the background, unless the last write was a moment ago.
@@ -77,7 +77,6 @@ class ProgressReporter:
             step: Number of the step, from 1.
             seconds: How long it took.
             data_wait_seconds: How much of that this rank waited for data.
-            samples: Samples of the global batch.
             tokens: Tokens of the global batch, if known.
         """
         now = datetime.now(UTC)
@@ -88,7 +87,6 @@ class ProgressReporter:
             "last_step_at": now,
             "step_seconds": smooth,
             "data_wait_seconds": _smoothed(data_wait_seconds, before.data_wait_seconds),
-            "samples_per_second": samples / smooth,
             "tokens_per_second": tokens / smooth if tokens is not None else None,
         }
         if before.first_step_at is None:
