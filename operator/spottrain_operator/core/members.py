@@ -173,20 +173,24 @@ def _by_itself(situation: Situation, generation: GenerationStatus, member: Membe
     facts = situation.pods.get(member.pod_uid)
     view = situation.observed.reports.get(member.pod_uid)
     report = view.report if view is not None else None
-    state, message = _ended(report, generation), ""
-    if state is not None:  # also if the pod is gone since then
-        pass
-    elif facts is None:
-        state, message = MemberState.LOST, f"pod {member.pod} is gone"
-    elif facts.finished:
-        state, message = _finished(situation, facts)
-    elif facts.unreachable:
-        state, message = MemberState.LOST, f"node {member.node} with pod {member.pod} is gone or not ready"
-    else:
-        state, message = _alive(situation, generation, facts)
+    ended = _ended(report, generation)  # also if the pod is gone since then
+    state, message = (ended, "") if ended is not None else _of_pod(situation, generation, member, facts)
     return MemberFacts(
         member=member, generation=generation.number, state=state, message=message, report=report, facts=facts
     )
+
+
+def _of_pod(
+    situation: Situation, generation: GenerationStatus, member: Member, facts: PodFacts | None
+) -> tuple[MemberState, str]:
+    """The state of a member whose agent has not reported its end."""
+    if facts is None:
+        return MemberState.LOST, f"pod {member.pod} is gone"
+    if facts.finished:
+        return _finished(situation, facts)
+    if facts.unreachable:
+        return MemberState.LOST, f"node {member.node} with pod {member.pod} is gone or not ready"
+    return _alive(situation, generation, facts)
 
 
 def _ended(report: AgentReport | None, generation: GenerationStatus) -> MemberState | None:
