@@ -44,7 +44,7 @@ def log_format(environ: Mapping[str, str] = os.environ) -> LogFormat:
         raise ValueError(f"{ENV_LOG_FORMAT} is {given!r}. Set it to text or json.") from None
 
 
-def configure(program: str, *, level: str = "INFO", environ: Mapping[str, str] = os.environ) -> None:
+def configure(program: str, *, level: str = "INFO") -> None:
     """Write the log of this process to stderr.
 
     Raises:
@@ -52,7 +52,7 @@ def configure(program: str, *, level: str = "INFO", environ: Mapping[str, str] =
     """
     if level.upper() not in logging.getLevelNamesMapping():
         raise ValueError(f"The log level is {level!r}. Use DEBUG, INFO, WARNING or ERROR.")
-    logging.basicConfig(level=level.upper(), handlers=[_handler(program, log_format(environ))], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[_handler(program, log_format())], force=True)
 
 
 def configure_library(name: str) -> None:

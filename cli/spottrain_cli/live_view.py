@@ -6,7 +6,7 @@ It is a pure function from a snapshot to a renderable of rich.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -40,6 +40,7 @@ TELLING_STEPS = 20
 STANDSTILL_SECONDS = 180.0
 STANDSTILL_STEPS = 5.0
 SPARKS = "▁▂▃▄▅▆▇█"
+NUM_SPARKS = 40
 NUM_EVENTS = 8
 # A loss from here on has more digits than anybody reads.
 DIVERGED = 1e6
@@ -205,12 +206,12 @@ def _events(events: Sequence[EventSummary], at: datetime) -> RenderableType:
     return Panel(table, title="events", title_align="left", box=box.ROUNDED, border_style="dim")
 
 
-def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Draw the newest `width` values as blocks.
+def sparkline(values: Sequence[float]) -> str:
+    """Draw the newest values as blocks.
 
     The lowest value has the lowest block.
     """
-    shown = [value for value in values[-width:] if value == value]
+    shown = [value for value in values[-NUM_SPARKS:] if value == value]
     if not shown:
         return ""
     low, high = min(shown), max(shown)
@@ -225,9 +226,9 @@ def loss_text(value: float) -> str:
     return f"{value:.4f}" if abs(value) < DIVERGED else f"{value:.4g}"
 
 
-def duration(span: object) -> str:
-    """Write a timedelta as 42s, 3m05s or 2h10m."""
-    return seconds(getattr(span, "total_seconds", lambda: 0.0)())
+def duration(span: timedelta) -> str:
+    """Write a time as 42s, 3m05s or 2h10m."""
+    return seconds(span.total_seconds())
 
 
 def seconds(value: float) -> str:

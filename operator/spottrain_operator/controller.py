@@ -158,10 +158,6 @@ class Controller:
         for job in [self._jobs[key] for key in keys if key in self._jobs]:
             await job.decided.wait()
 
-    @property
-    def num_jobs(self) -> int:
-        return len(self._jobs)
-
     async def stop(self) -> None:
         """Start no more passes, and cancel those that run.
 

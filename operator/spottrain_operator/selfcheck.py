@@ -60,11 +60,11 @@ def watchers_problem(
     Nodes that are not ready are left out, and those that the watcher's `placement` leaves out: its nodeSelector and
     its nodeSelectorTerms.
     """
-    watched = {pod["spec"].get("nodeName") for pod in pods if _has(pod, "Ready")}
+    watched = {pod["spec"].get("nodeName") for pod in pods if _is_ready(pod)}
     spot = [
         node["metadata"]["name"]
         for node in nodes
-        if _is_spot(node, spot_labels) and _is_selected(node, placement) and _has(node, "Ready")
+        if _is_spot(node, spot_labels) and _is_selected(node, placement) and _is_ready(node)
     ]
     if missing := sorted(set(spot) - watched):
         return (
@@ -90,9 +90,9 @@ def _is_selected(node: Manifest, placement: Manifest) -> bool:
     return not terms or any(each and all(fits(one, labels) for one in each) for each in expressions)
 
 
-def _has(thing: Manifest, condition: str) -> bool:
+def _is_ready(thing: Manifest) -> bool:
     conditions = (thing.get("status") or {}).get("conditions") or ()
-    return any(each["type"] == condition and each["status"] == "True" for each in conditions)
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 class Api:

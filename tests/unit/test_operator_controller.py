@@ -138,10 +138,10 @@ async def test_a_job_that_is_gone_leaves_nothing_and_can_come_back() -> None:
     passes.results[A] = PassResult(gone=True)
     controller = Controller(passes)
     controller.wake(A)
-    await until(lambda: passes.made == [A] and controller.num_jobs == 0)
+    await until(lambda: passes.made == [A] and not controller._jobs)
     passes.results[A] = PassResult()
     controller.wake(A)
-    await until(lambda: passes.made == [A, A] and controller.num_jobs == 1)
+    await until(lambda: passes.made == [A, A] and list(controller._jobs) == [A])
     await controller.stop()
 
 

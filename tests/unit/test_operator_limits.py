@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from spottrain_operator.cluster.limits import TOKENS_PER_ORDINARY, ClientLimits, RequestLimiter, urgently
+from spottrain_operator.cluster.limits import TOKENS_PER_ORDINARY, ClientLimits, RequestLimiter, is_urgent
 
 
 class Clock:
@@ -50,14 +50,14 @@ async def test_urgent_requests_go_first() -> None:
     sent: list[str] = []
 
     async def send(name: str) -> None:
+        is_urgent.set(name == "urgent")
         await limiter.turn()
         sent.append(name)
 
     await send("first")
     ordinary = [asyncio.create_task(send(f"ordinary {number}")) for number in range(3)]
     await settle()
-    with urgently():
-        urgent = asyncio.create_task(send("urgent"))
+    urgent = asyncio.create_task(send("urgent"))
     await settle()
     clock.now += 0.0015
     async with asyncio.timeout(5):
@@ -80,12 +80,12 @@ async def test_urgent_requests_leave_one_token_of_some_to_the_others() -> None:
     sent: list[str] = []
 
     async def send(name: str) -> None:
+        is_urgent.set(name == "urgent")
         await limiter.turn()
         sent.append(name)
 
     tasks = [asyncio.create_task(send("ordinary")) for _ in range(num_tokens)]
-    with urgently():
-        tasks += [asyncio.create_task(send("urgent")) for _ in range(num_tokens)]
+    tasks += [asyncio.create_task(send("urgent")) for _ in range(num_tokens)]
     await settle()
     clock.now += 1.0
     async with asyncio.timeout(5):

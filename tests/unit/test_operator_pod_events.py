@@ -8,7 +8,7 @@ from typing import Any
 from memory_cluster import MemoryCluster
 from scene import START, pod
 from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest
-from spottrain_operator.cluster.limits import urgently
+from spottrain_operator.cluster.limits import is_urgent
 from spottrain_operator.cluster.pod_events import READ_AGAIN_SECONDS, PodEvents, wants_events, with_events
 from spottrain_operator.core.model import PodView
 
@@ -125,11 +125,12 @@ async def test_an_urgent_pass_asks_for_no_events() -> None:
     cluster = MemoryCluster()
     await cluster.create_event(UNMOUNTED)
     events = PodEvents(cluster)
-    with urgently():
-        [first] = await events.explained(KEY, [creating()], LATER)
+    is_urgent.set(True)
+    [first] = await events.explained(KEY, [creating()], LATER)
     assert (first.waiting_reason, cluster.num_reads["events"]) == ("ContainerCreating", 0)
+    is_urgent.set(False)
     [first] = await events.explained(KEY, [creating()], LATER)
     assert first.waiting_reason == "FailedMount"
-    with urgently():
-        [first] = await events.explained(KEY, [creating()], LATER + timedelta(seconds=2 * READ_AGAIN_SECONDS))
+    is_urgent.set(True)
+    [first] = await events.explained(KEY, [creating()], LATER + timedelta(seconds=2 * READ_AGAIN_SECONDS))
     assert (first.waiting_reason, cluster.num_reads["events"]) == ("FailedMount", 1)

@@ -17,6 +17,8 @@ from pathlib import Path
 
 _MAX_UNCLAIMED = 64
 _CLAIM_SECONDS = 30.0
+# Between two rounds of signals to descendants that are left.
+_RETRY_SECONDS = 0.02
 
 
 def _stat(pid: int | str) -> tuple[str, int] | None:
@@ -73,7 +75,7 @@ def send_signal(pid: int, number: int) -> None:
         return
 
 
-async def kill_descendants(keep: Collection[int] = (), retry_seconds: float = 0.02) -> None:
+async def kill_descendants(keep: Collection[int] = ()) -> None:
     """Send SIGKILL to every descendant of this process except `keep`.
 
     It repeats that until none is left, because a process may fork between the look and the kill. It waits as long as
@@ -82,7 +84,7 @@ async def kill_descendants(keep: Collection[int] = (), retry_seconds: float = 0.
     while left := [pid for pid in descendants(os.getpid()) if pid not in keep]:
         for pid in left:
             send_signal(pid, signal.SIGKILL)
-        await asyncio.sleep(retry_seconds)
+        await asyncio.sleep(_RETRY_SECONDS)
 
 
 class Reaper:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -44,28 +43,28 @@ class AgentSettings:
     run_root: Path
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
+    def from_environment(cls) -> Self:
         """Read the environment. Raises InvalidEnvironment, which names what is missing."""
-        pod = _required(environ, contract.ENV_POD_NAME)
-        token_file = environ.get(contract.ENV_TOKEN_FILE)
-        control_dir = environ.get(contract.ENV_CONTROL_DIR)
+        pod = _required(contract.ENV_POD_NAME)
+        token_file = os.environ.get(contract.ENV_TOKEN_FILE)
+        control_dir = os.environ.get(contract.ENV_CONTROL_DIR)
         default_root = Path(tempfile.gettempdir()) / "spottrain" / pod
         return cls(
-            control_url=_required(environ, contract.ENV_CONTROL_URL).rstrip("/"),
+            control_url=_required(contract.ENV_CONTROL_URL).rstrip("/"),
             control_dir=Path(control_dir) if control_dir else None,
             token_file=Path(token_file) if token_file else None,
             pod=pod,
-            pod_uid=_required(environ, contract.ENV_POD_UID),
-            pod_ip=_required(environ, contract.ENV_POD_IP),
-            node=environ.get(contract.ENV_NODE_NAME, ""),
-            watcher_url=_watcher_url(environ),
-            grace_seconds=_seconds(environ, contract.ENV_GRACE_SECONDS, DEFAULT_GRACE_SECONDS),
-            run_root=Path(environ.get(ENV_RUN_ROOT) or default_root),
+            pod_uid=_required(contract.ENV_POD_UID),
+            pod_ip=_required(contract.ENV_POD_IP),
+            node=os.environ.get(contract.ENV_NODE_NAME, ""),
+            watcher_url=_watcher_url(),
+            grace_seconds=_seconds(contract.ENV_GRACE_SECONDS, DEFAULT_GRACE_SECONDS),
+            run_root=Path(os.environ.get(ENV_RUN_ROOT) or default_root),
         )
 
 
-def _required(environ: Mapping[str, str], name: str) -> str:
-    value = environ.get(name)
+def _required(name: str) -> str:
+    value = os.environ.get(name)
     if not value:
         raise InvalidEnvironment(
             f"The environment variable {name} is not set. The operator sets it in every trainer pod; "
@@ -74,16 +73,16 @@ def _required(environ: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+def _seconds(name: str, default: float) -> float:
     try:
-        return float(environ.get(name) or default)
+        return float(os.environ.get(name) or default)
     except ValueError:
-        raise InvalidEnvironment(f"{name} is {environ[name]!r}, but must be a number of seconds.") from None
+        raise InvalidEnvironment(f"{name} is {os.environ[name]!r}, but must be a number of seconds.") from None
 
 
-def _watcher_url(environ: Mapping[str, str]) -> str | None:
-    host = environ.get(contract.ENV_HOST_IP)
-    if environ.get(contract.ENV_CAPACITY_TYPE) != contract.CapacityType.SPOT or not host:
+def _watcher_url() -> str | None:
+    host = os.environ.get(contract.ENV_HOST_IP)
+    if os.environ.get(contract.ENV_CAPACITY_TYPE) != contract.CapacityType.SPOT or not host:
         return None
-    port = environ.get(contract.ENV_WATCHER_PORT) or str(contract.WATCHER_PORT)
+    port = os.environ.get(contract.ENV_WATCHER_PORT) or str(contract.WATCHER_PORT)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -31,14 +30,13 @@ class EventRecorder:
     in the operator's log alone, because no decision depends on it.
     """
 
-    def __init__(self, cluster: ClusterClient, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, cluster: ClusterClient) -> None:
         self._cluster = cluster
-        self._clock = clock
         self._written: OrderedDict[tuple[str, Event], float] = OrderedDict()
 
     async def record(self, job: Manifest, event: Event) -> None:
         key = (job["metadata"]["uid"], event)
-        if self._clock() - self._written.get(key, float("-inf")) < REPEAT_SECONDS:
+        if time.monotonic() - self._written.get(key, float("-inf")) < REPEAT_SECONDS:
             return
         level = logging.WARNING if event.type == "Warning" else logging.INFO
         logger.log(level, "%s: %s: %s", job["metadata"]["name"], event.reason, one_line(event.message, most=1000))
@@ -46,7 +44,7 @@ class EventRecorder:
             await self._cluster.create_event(_manifest(job, event))
         except ClusterError as error:  # as in a namespace that is being deleted
             logger.warning("%s: the event %s is in this log alone: %s", job["metadata"]["name"], event.reason, error)
-        self._written[key] = self._clock()
+        self._written[key] = time.monotonic()
         if len(self._written) > MAX_REMEMBERED:
             self._written.popitem(last=False)
 

@@ -9,11 +9,10 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
-import kopf
 
 from spottrain_api.contract import GROUP, PLURAL, VERSION
 from spottrain_api.history import HISTORY_PLURAL
-from spottrain_operator.cluster.api_server import MERGE_PATCH, ApiServer, NotFoundError, connection_info
+from spottrain_operator.cluster.api_server import MERGE_PATCH, ApiServer, NotFoundError
 from spottrain_operator.cluster.client import (
     AlreadyExistsError,
     ConflictError,
@@ -69,12 +68,10 @@ class KubernetesCluster:
     NamespaceClient, DefinitionClient and HistoryClient. Use it as an async context manager.
     """
 
-    def __init__(
-        self, limits: ClientLimits = DEFAULT_LIMITS, connect: Callable[[], kopf.ConnectionInfo] = connection_info
-    ) -> None:
-        self._ordinary = ApiServer(connect, max_connections=NUM_CONNECTIONS)
-        self._urgent = ApiServer(connect, max_connections=NUM_URGENT_CONNECTIONS)
-        self._of_reviews = ApiServer(connect, max_connections=NUM_REVIEW_CONNECTIONS)
+    def __init__(self, limits: ClientLimits = DEFAULT_LIMITS) -> None:
+        self._ordinary = ApiServer(max_connections=NUM_CONNECTIONS)
+        self._urgent = ApiServer(max_connections=NUM_URGENT_CONNECTIONS)
+        self._of_reviews = ApiServer(max_connections=NUM_REVIEW_CONNECTIONS)
         self._limiter = RequestLimiter(limits)
         self._review_limiter = RequestLimiter(limits)
         self._open = AsyncExitStack()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -15,16 +14,6 @@ is_urgent: ContextVar[bool] = ContextVar("is_urgent", default=False)
 
 # Of so many tokens, one goes to a request that isn't urgent, so that a flood of urgent ones never stops the others.
 TOKENS_PER_ORDINARY = 4
-
-
-@contextmanager
-def urgently() -> Iterator[None]:
-    """Let the requests inside go first."""
-    token = is_urgent.set(True)
-    try:
-        yield
-    finally:
-        is_urgent.reset(token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

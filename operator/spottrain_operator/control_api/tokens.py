@@ -101,13 +101,11 @@ class TokenGate:
         is_ours: Callable[[str], bool],
         *,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._reviewer = reviewer
         self._keys = keys
         self._is_ours = is_ours
         self._clock = clock
-        self._wall_clock = wall_clock
         self._limit = RateLimit(per_second=CHECKS_PER_SECOND, burst=CHECKS_BURST, clock=clock)
         self._checked: OrderedDict[bytes, tuple[float, PodIdentity | None]] = OrderedDict()
         self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
@@ -145,7 +143,7 @@ class TokenGate:
                 f"the token is for the audience '{audiences}', not '{TOKEN_AUDIENCE}': send the token that the "
                 "operator has projected into the pod"
             )
-        late = self._wall_clock() - claims.expires_at
+        late = time.time() - claims.expires_at
         if not late < LEEWAY_SECONDS:
             raise TokenRefusedError(
                 f"the token expired {late:.0f} s ago: read its file again, which the kubelet renews"
@@ -171,7 +169,7 @@ class TokenGate:
                     return pod
                 pod, most = await self._decided(token)
                 self._checked.pop(key, None)
-                left = claims_of(token).expires_at - self._wall_clock()
+                left = claims_of(token).expires_at - time.time()
                 seconds = min(most, left) if pod else REFUSED_SECONDS
                 self._checked[key] = (self._clock() + seconds, pod)
                 if len(self._checked) > MAX_CHECKED:

@@ -62,7 +62,6 @@ def collect_receipts(
     world_size: int,
     *,
     deadline: float,
-    clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> list[Receipt]:
     """Wait until every rank has left its receipt.
@@ -71,8 +70,7 @@ def collect_receipts(
         storage: The store that the ranks write to.
         attempt: The save.
         world_size: Number of ranks.
-        deadline: When to give up, in seconds of `clock`.
-        clock: A monotonic clock.
+        deadline: When to give up, in seconds of `time.monotonic`.
         pause: Waits a number of seconds. It may raise to end the wait.
 
     Returns:
@@ -92,7 +90,7 @@ def collect_receipts(
             receipts[rank] = _read_receipt(storage, attempt, rank, world_size)
         if not wanted:
             break
-        if clock() >= deadline:
+        if time.monotonic() >= deadline:
             missing = ", ".join(str(rank) for rank in sorted(wanted.values()))
             raise SaveFailed(
                 f"The checkpoint at step {attempt.step} was given up: no receipt came in time from rank "
