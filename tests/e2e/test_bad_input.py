@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -234,6 +233,11 @@ class Jobs:
     def status(self, name: str) -> TrainingJobStatus:
         return TrainingJobStatus.model_validate(self.kubectl.get("tj", name).get("status") or {})
 
+    def has_seen_edits(self, name: str) -> bool:
+        """Whether the operator has seen the newest spec."""
+        job = self.kubectl.get("tj", name)
+        return bool(job["status"]["observedGeneration"] == job["metadata"]["generation"])
+
     def pods(self, name: str) -> list[str]:
         return [pod["metadata"]["name"] for pod in self.kubectl.list("pod", labels=f"spottrain.dev/job={name}")]
 
@@ -364,8 +368,11 @@ def test_a_sidecar_that_ends_again_and_again_leaves_the_ranks_alone(jobs: Jobs) 
 
 
 def test_what_failed_is_not_tried_again(jobs: Jobs) -> None:
-    created = {wrong.name: jobs.status(wrong.name).last_sequence for wrong in WRONG}
-    time.sleep(2)
+    """Not even by the pass that an edit causes."""
+    created = {wrong.name: jobs.failed(wrong.name).last_sequence for wrong in WRONG}
+    for name in created:
+        jobs.kubectl("patch", "tj", name, "--type=merge", "-p", '{"spec": {"runPolicy": {"failureBudget": 9}}}')
+    wait_for(lambda: all(map(jobs.has_seen_edits, created)), "passes see the edits")
     assert {name: jobs.status(name).last_sequence for name in created} == created
     assert [wrong.name for wrong in WRONG if jobs.holds_nodes(wrong.name)] == []
 

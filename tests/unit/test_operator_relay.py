@@ -270,9 +270,9 @@ async def test_a_peer_that_comes_itself_counts_no_longer_by_its_relay(setup: Set
     await are_present(setup, 2)
     direct = polling(setup, PEER, GENERATION[PEER.uid].revision)
     async with asyncio.timeout(5):
-        while silence(setup, PEER) or setup.reports.num_present != 2:  # noqa: ASYNC110 - there is no event for it
+        while PEER.uid not in setup.reports._num_polls:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
-    await asyncio.sleep(0.05)
+    assert (silence(setup, PEER), setup.reports.num_present) == (0.0, 2)
     setup.clock = 100.0
     direct.cancel()
     await are_present(setup, 1)

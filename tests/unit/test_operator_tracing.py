@@ -270,5 +270,7 @@ def test_without_an_endpoint_traces_go_nowhere(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("seconds", [None, 3.0])
 def test_without_a_collector_nothing_is_kept(seconds: float | None) -> None:
     tracer = ChangeTracer(None)
+    tracer.passed(KEY, seen(draining()), draining())
     tracer.passed(KEY, seen(draining()), trained_on(seconds))
+    assert not tracer._requests
     tracer.forget(KEY)
