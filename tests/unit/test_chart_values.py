@@ -139,7 +139,7 @@ def test_a_release_whose_name_its_service_cannot_have_is_refused(name: str) -> N
         "image.repository=111122223333.dkr.ecr.us-east-1.amazonaws.com/spottrain",
         "image.repository=[fd00::1]:5000/team/spottrain-operator",
         "podMonitor.interval=1m30s",
-        "operator.plainPort=0",
+        "operator.plainPort=8080",
         "watcher.resources.limits.memory=1Gi",
         "watcher.priorityClassName=null",
         "affinity=null",
