@@ -153,6 +153,9 @@ class Reconciler:
         try:
             view = job_view(job)
         except NotUnderstoodError as error:
+            if "deletionTimestamp" in job["metadata"]:
+                await self._clean_up(key, published)
+                return PassResult(gone=True)
             await self._tell_address(key, pods)
             return await self._leave_alone(job, error)
         observed = await self._observe(key, view, pods)
@@ -161,6 +164,9 @@ class Reconciler:
         self._board.publish(key, self._assignments(written, observed))
         generation = decided.status.generation
         await published(trains=generation is not None and generation.state is GenerationState.ACTIVE)
+        if view.deleting and not pods:
+            self._forget(key)  # only the finalizers of others keep it
+            return PassResult(gone=True)
         failure: Exception | None = None
         try:
             if self._isolation is not None and decided.status.phase not in FINISHED_PHASES:

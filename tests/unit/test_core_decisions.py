@@ -40,11 +40,47 @@ from spottrain_operator.core.model import (
 )
 
 
-def test_a_job_that_is_being_deleted_is_left_to_kubernetes() -> None:
-    scene = training_job().without_pod(4)
-    assert scene.plan().status.generation != scene.observed.job.status.generation
-    plan = scene.job(deleting=True).plan()
-    assert (plan.status, plan.actions, plan.events) == (scene.observed.job.status, (), ())
+def test_a_job_that_is_being_deleted_stops_and_holds_no_pods() -> None:
+    """The finalizers of others may keep it for long."""
+    scene = training_job().pod(4, deleting=True).job(deleting=True)
+    plan = scene.plan()
+    assert {action.name for action in plan.actions if isinstance(action, DeletePod)} == {"job-1", "job-2", "job-3"}
+    assert len(plan.actions) == 3
+    assert plan.events == ()
+    generation = plan.status.generation
+    assert generation is not None
+    assert generation.state is ENDED
+    assert plan.status.message == "The job is being deleted, and trains no more"
+    assert (plan.status.failures, plan.status.preemptions) == (0, 0)
+    assert plan.requeue_after is not None
+    going = scene.decided()
+    for sequence in (1, 2, 3):
+        going = going.pod(sequence, deleting=True)
+    assert (going.plan().status, going.plan().actions) == (going.observed.job.status, ())
+
+
+@pytest.mark.parametrize("phase", [Phase.RECOVERING, Phase.SUCCEEDED])
+def test_a_job_that_is_being_deleted_and_has_no_pods_needs_no_further_decision(phase: Phase) -> None:
+    scene = training_job(runPolicy={"ttlSecondsAfterFinished": 0}).job(deleting=True).decided()
+    left = replace(scene, observed=replace(scene.observed, pods=())).status(phase=phase, completion_time=NOW)
+    plan = left.later(3600).plan()
+    assert (plan.status, plan.actions, plan.requeue_after) == (left.observed.job.status, (), None)
+
+
+def test_what_a_job_costs_is_recorded_until_the_pods_of_its_deletion_are_gone() -> None:
+    capacity = {"onDemand": {"min": 2, "pricePerHour": 36.0}, "spot": {"max": 2, "pricePerHour": 36.0}}
+    scene = training_job(capacity=capacity).job(deleting=True).decided()
+    before, after = scene.observed.job.status.cost, scene.later(100).plan().status.cost
+    assert before is not None
+    assert after is not None
+    assert after.total == pytest.approx(before.total + 4.0)
+
+
+def test_the_pods_of_a_finished_job_go_with_its_deletion() -> None:
+    scene = training_job().status(phase=Phase.SUCCEEDED, completion_time=NOW).job(deleting=True)
+    plan = scene.plan()
+    assert len(plan.actions) == 4
+    assert (plan.status, plan.events) == (scene.observed.job.status, ())
 
 
 def test_a_new_job_gets_its_floor_and_its_surplus() -> None:
@@ -336,6 +372,8 @@ ASSIGNMENTS: list[Any] = [
     pytest.param(lambda s: s.generation(state=STOPPING), "u1", AssignmentAction.STOP, id="stopping"),
     pytest.param(lambda s: s.generation(state=ENDED), "u1", AssignmentAction.STOP, id="ended"),
     pytest.param(lambda s: s.status(phase=Phase.FAILED), "u1", AssignmentAction.EXIT, id="failed"),
+    pytest.param(lambda s: s.job(deleting=True), "u1", AssignmentAction.EXIT, id="being-deleted"),
+    pytest.param(lambda s: s.job(deleting=True), "stranger", AssignmentAction.EXIT, id="deleted-before-it-joined"),
 ]
 
 

@@ -103,6 +103,15 @@ def test_a_job_that_runs_is_not_put_behind_one_that_is_older() -> None:
     assert claims.first(folder_of(begun)) == JobKey(namespace="team", name="mine")
 
 
+def test_a_job_that_is_being_deleted_leaves_its_folder() -> None:
+    """It trains no more, and the finalizers of others may keep it for long."""
+    claims = FolderClaims()
+    leaving = job("old", 9)
+    for meta in ({}, {"deletionTimestamp": BEGIN.isoformat()}):
+        claims.note(job_view(leaving | {"metadata": leaving["metadata"] | meta}))
+    assert claims.first(folder_of(job_view(leaving))) is None
+
+
 def test_a_rival_that_is_over_is_noticed_even_if_nobody_said_so() -> None:
     cluster = MemoryCluster()
     older = cluster.put_job(job("old", 9))

@@ -168,6 +168,16 @@ async def test_what_cannot_be_read_at_all_is_left_as_it_is(spec: dict[str, Any],
     assert world.status["generation"]["number"] == 1
 
 
+async def test_what_cannot_be_read_at_all_holds_no_pods_once_it_is_being_deleted() -> None:
+    world = await training(CrashingCluster())
+    world.cluster.put_job(job(**UNREADABLE))
+    deleted = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["example.com/audit"]}
+    world.cluster.jobs[KEY]["metadata"] |= deleted
+    await world.turn()
+    assert (world.cluster.pods, len(world.cluster.deleted)) == ({}, 3)
+    assert b'job_name="gpt"' not in world.metrics.exposition()[0]
+
+
 async def test_a_required_field_that_cannot_be_read_is_named() -> None:
     world = await training(CrashingCluster())
     world.cluster.put_job(job(**UNREADABLE))

@@ -208,6 +208,37 @@ async def test_a_job_that_is_gone_takes_its_pods_and_metrics_along() -> None:
     assert b'job_name="gpt"' not in world.metrics.exposition()[0]
 
 
+FINALIZED = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["example.com/audit"]}
+
+
+async def test_a_job_that_somebodys_finalizer_keeps_takes_its_pods_and_metrics_along() -> None:
+    cluster = CrashingCluster()
+    cluster.put_job(job())
+    world = World(cluster, last_step=10_000)
+    await world.until_running()
+    pods = [pod["metadata"]["uid"] for pod in cluster.pods.values()]
+    cluster.jobs[KEY]["metadata"] |= FINALIZED
+    trains: list[bool] = []
+
+    async def published(*, trains: bool, found: list[bool] = trains) -> None:
+        found.append(trains)
+        for uid in pods:
+            told = await world.board.next(uid, after=None, timeout_seconds=0)
+            assert told is not None
+            assert told.action is AssignmentAction.EXIT
+        assert cluster.deleted == set()
+
+    result = await world.reconciler.reconcile(KEY, published)
+    assert (trains, result.gone, len(cluster.deleted)) == ([False], False, len(pods))
+    cluster.finish_deletions()
+    assert cluster.pods == {}
+    writes = cluster.num_writes
+    for _ in range(2):
+        assert (await world.reconciler.reconcile(KEY)).gone
+    assert b'job_name="gpt"' not in world.metrics.exposition()[0]
+    assert (world.status["generation"]["state"], cluster.num_writes) == ("Ended", writes)
+
+
 async def test_pods_of_a_job_that_is_gone_are_deleted_once() -> None:
     cluster = CrashingCluster()
     cluster.put_job(job())

@@ -64,7 +64,7 @@ class FolderClaims:
 
 
 def _claim(key: JobKey, job: JobView) -> Claim | None:
-    if job.status.phase in FINISHED_PHASES:
+    if job.deleting or job.status.phase in FINISHED_PHASES:
         return None
     return Claim(
         is_new=job.status.generation is None,

@@ -31,7 +31,7 @@ _DEFAULT_DRAIN = timedelta(seconds=60)
 def assignments_for(job: JobView, pod_uids: Iterable[str], key: bytes = b"") -> dict[str, Assignment]:
     """The assignments of these pods, by uid.
 
-    Pods that aren't in the newest generation WAIT. Once a job is finished, all agents EXIT.
+    Pods that aren't in the newest generation WAIT. Once a job is finished or is being deleted, all agents EXIT.
 
     Args:
         job: Its `status` must be what the API server has.
@@ -39,7 +39,7 @@ def assignments_for(job: JobView, pod_uids: Iterable[str], key: bytes = b"") -> 
         key: The operator's secret, from which it makes the tokens of replicas.
     """
     status, generation = job.status, job.status.generation
-    if status.phase in FINISHED_PHASES:
+    if job.deleting or status.phase in FINISHED_PHASES:
         return {uid: Assignment(action=AssignmentAction.EXIT) for uid in pod_uids}
     if generation is None:
         return {uid: Assignment(action=AssignmentAction.WAIT) for uid in pod_uids}

@@ -53,6 +53,16 @@ def delete_pods_of_finished(situation: Situation, draft: Draft) -> Draft:
     return draft
 
 
+def delete_all(situation: Situation, draft: Draft) -> Draft:
+    """Delete the pods of a job that is being deleted.
+
+    Unless the user asks for a foreground deletion, Kubernetes waits until the job is gone.
+    """
+    for facts in situation.pods.values():
+        draft = _delete(situation, draft, facts, "the job is being deleted")
+    return draft
+
+
 def _keeps_log(situation: Situation, draft: Draft, facts: PodFacts) -> bool:
     """Whether the pod stays for its log.
 

@@ -97,6 +97,8 @@ def _phase(situation: Situation, status: TrainingJobStatus) -> Phase:
 
 def _message(situation: Situation, draft: Draft, phase: Phase) -> str:
     status, generation = draft.status, draft.status.generation
+    if situation.observed.job.deleting:
+        return "The job is being deleted, and trains no more"
     waits = draft.running is None and waits_to_be_understood(situation, draft)
     waits_by = [ConditionType.BLOCKED, *([ConditionType.SPEC_NOT_UNDERSTOOD] if waits else [])]
     for kind in waits_by:

@@ -118,14 +118,7 @@ def finish(
     said a part of that and `event` is the rest.
     """
     now = situation.now
-    draft = record_progress(situation, draft, at_once=True)
-    running = draft.running
-    if running is not None:
-        draft = spend_on_end(situation, draft, unreported=worked_unseen(situation, running))
-        draft = draft.update_generation(
-            state=GenerationState.ENDED, ended_at=now, reason=running.reason or reason.value, deadline=None
-        )
-    draft = account(situation, draft, at_once=True)
+    draft = _end(situation, draft, reason.value)
     failed = phase is Phase.FAILED
     condition = ConditionType.FAILED if failed else ConditionType.SUCCEEDED
     draft = draft.record(reason, f"{event[0].upper()}{event[1:]}" if event else message, warning=failed)
@@ -133,3 +126,20 @@ def finish(
         message = f"{clause(message)}. {AGAIN}"
     draft = draft.update(phase=phase, message=message, completion_time=now)
     return draft.condition(condition, True, reason, message, now)
+
+
+def end_with_job(situation: Situation, draft: Draft) -> Draft:
+    """End the generation of a job that is being deleted. Nobody waits for its ranks."""
+    return _end(situation, draft, None) if draft.running is not None else draft
+
+
+def _end(situation: Situation, draft: Draft, reason: str | None) -> Draft:
+    """End the running generation, if there is one, and close the books."""
+    draft = record_progress(situation, draft, at_once=True)
+    running = draft.running
+    if running is not None:
+        draft = spend_on_end(situation, draft, unreported=worked_unseen(situation, running))
+        draft = draft.update_generation(
+            state=GenerationState.ENDED, ended_at=situation.now, reason=running.reason or reason, deadline=None
+        )
+    return account(situation, draft, at_once=True)

@@ -12,6 +12,7 @@ from spottrain_operator.core import (
     capacity,
     cleanup,
     conditions,
+    ending,
     failure_policy,
     growth,
     lifecycle,
@@ -66,6 +67,14 @@ FINISHED_POLICIES: tuple[Policy, ...] = (
     lifecycle.report_ignored_edit,
     cleanup.expire,
 )
+# A job that is being deleted may stay for long, until others have removed their finalizers.
+DELETED_POLICIES: tuple[Policy, ...] = (
+    progress.record_commit,
+    ending.end_with_job,
+    accounting.account,
+    cleanup.delete_all,
+    conditions.describe,
+)
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
@@ -76,9 +85,9 @@ def plan(observed: Observed, now: datetime) -> Plan:
         now: Time of the decision.
     """
     job = observed.job
-    if job.deleting:  # Kubernetes deletes its pods, too
-        return Plan(status=job.status)
     situation = Situation(observed, now)
+    if job.deleting:
+        return _leave(situation)
     decided = _decide(situation, records=situation.records)
     if decided.status == job.status or situation.records:
         return decided
@@ -98,6 +107,22 @@ def _decide(situation: Situation, *, records: bool) -> Plan:
             draft = policy(situation, draft)
     if draft.status.observed_generation != job.metadata_generation:
         draft = draft.update(observed_generation=job.metadata_generation)
+    return _plan_of(situation, draft)
+
+
+def _leave(situation: Situation) -> Plan:
+    """Decide about a job that is being deleted: it stops, as one does that is gone.
+
+    Its cost is recorded until its pods are gone.
+    """
+    draft = Draft(status=situation.observed.job.status, records=situation.records)
+    holds_pods = bool(situation.pods) or draft.running is not None
+    for policy in DELETED_POLICIES if holds_pods and not draft.finished else (cleanup.delete_all,):
+        draft = policy(situation, draft)
+    return _plan_of(situation, draft)
+
+
+def _plan_of(situation: Situation, draft: Draft) -> Plan:
     return Plan(
         status=draft.status,
         actions=draft.actions,

@@ -25,6 +25,8 @@ _BLOCKED = 5.0
 
 def look_again(situation: Situation, draft: Draft) -> float | None:
     """Seconds until time alone may require a decision. None: never."""
+    if situation.observed.job.deleting:
+        return _WAITING if situation.pods else None
     if draft.finished:
         return _until_expiry(situation, draft)
     running = draft.running
