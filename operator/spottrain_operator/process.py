@@ -303,6 +303,7 @@ class Operator:
             begun = time.perf_counter()
             try:
                 if not await self._namespaces.leads(key.namespace):
+                    reconciler.leave(key)
                     return await self._leave(key)
                 return await reconciler.reconcile(key, published)
             except ConflictError:

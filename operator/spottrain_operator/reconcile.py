@@ -345,8 +345,14 @@ class Reconciler:
             await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
         self._forget(key)
 
+    def leave(self, key: JobKey) -> None:
+        """Drop what is kept of a job that this release leads no longer, or never did."""
+        self._reports.keep(key, frozenset())
+        self._board.publish(key, {})
+        self._forget(key)
+
     def _forget(self, key: JobKey) -> None:
-        """Drop what is kept of a deleted job, which holds for no other of its name."""
+        """Drop what is kept of a job, which holds for no other of its name."""
         self._uids.pop(key, None)
         self._refusals.pop(key, None)
         self._unprotected.discard(key)

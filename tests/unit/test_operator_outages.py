@@ -18,15 +18,18 @@ from pod_tokens import pod_token
 from spottrain_api import crd
 from spottrain_api.contract import TAINT_PREEMPTION, TOKEN_AUDIENCE, AgentPhase, AgentReport
 from spottrain_operator import process
+from spottrain_operator.cluster import led_namespaces
 from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest, PodIdentity
 from spottrain_operator.cluster.lease import LEASE_NAME, LeaderElection, LeaseSettings
 from spottrain_operator.controller import PLACES, Priority
 from spottrain_operator.core.model import DeletePod, Observed, Plan
 from spottrain_operator.core.plan import plan
+from spottrain_operator.core.scope import Scope
 from spottrain_operator.core.timing import OPERATOR_RESTART_GRACE, SILENT_ALONE
 from spottrain_operator.process import LeadershipLostError, Operator, OperatorSettings
 
 SYSTEM = "system"
+ALL = Scope()
 
 
 class LeaseAway(MemoryCluster):
@@ -158,12 +161,17 @@ class Running:
                 await asyncio.sleep(0.01)
 
 
-def settings_of(identity: str) -> OperatorSettings:
+def settings_of(identity: str, scope: Scope = ALL) -> OperatorSettings:
     ports = free_ports(3)
     return OperatorSettings(
         control_url="https://127.0.0.1:1",
         lease=LeaseSettings(
-            namespace=SYSTEM, identity=identity, duration_seconds=2, renew_deadline_seconds=0.5, retry_seconds=0.02
+            namespace=SYSTEM,
+            identity=identity,
+            duration_seconds=2,
+            renew_deadline_seconds=0.5,
+            retry_seconds=0.02,
+            scope=scope,
         ),
         host="127.0.0.1",
         port=ports[0],
@@ -429,3 +437,23 @@ async def test_a_job_that_can_not_be_decided_on_keeps_agents_out_for_some_time_o
     finally:
         stop.set()
         await asyncio.wait({task}, timeout=20)
+
+
+async def test_a_job_whose_namespace_leaves_the_release_leaves_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The release that leads it now shows it."""
+    monkeypatch.setattr(led_namespaces, "REMEMBERED_SECONDS", 0.0)
+    cluster, stop = LeaseAway(), asyncio.Event()
+    namespace: Manifest = {"metadata": {"name": KEY.namespace, "labels": {"fleet": "a"}}}
+    cluster.namespaces[KEY.namespace] = namespace
+    settings = settings_of("a", Scope(labels={"fleet": "a"}))
+    running = Running(cluster, begin(settings, cluster, stop), settings)
+    try:
+        running.apply(KEY.name)
+        await running.until_pods(KEY.name, 3)
+        await running.until_measured({KEY.name})
+        namespace["metadata"]["labels"] = {"fleet": "b"}
+        running.apply(KEY.name)  # any change leads to a pass
+        await running.until_measured(set())
+    finally:
+        stop.set()
+        await asyncio.wait({running.task}, timeout=20)

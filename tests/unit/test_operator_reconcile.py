@@ -252,6 +252,18 @@ async def test_pods_of_a_job_that_is_gone_are_deleted_once() -> None:
     assert cluster.num_writes == before + len(cluster.pods)
 
 
+async def test_a_job_that_another_release_leads_leaves_neither_reports_nor_assignments() -> None:
+    cluster = CrashingCluster()
+    cluster.put_job(job())
+    world = World(cluster)
+    await world.until_running()
+    pods = [pod["metadata"]["uid"] for pod in cluster.pods.values()]
+    assert all(world.reports.knows(uid) and world.board.has_decided(uid) for uid in pods)
+    world.reconciler.leave(KEY)
+    assert not any(world.reports.knows(uid) or world.board.has_decided(uid) for uid in pods)
+    assert (world.reports.jobs, world.metrics.jobs, cluster.deleted) == (set(), set(), set())
+
+
 async def test_pods_that_only_bear_the_labels_are_not_the_jobs() -> None:
     cluster = CrashingCluster()
     cluster.put_job(job())
