@@ -315,7 +315,7 @@ class JobReader:
         rows = csv.reader(io.StringIO(stored.get(HISTORY_FIELD, "")))
         try:
             return tuple(HistoryPoint.from_row(row) for row in rows if row)
-        except ValueError as error:
+        except (ValueError, csv.Error) as error:
             raise UserError(
                 f"The history of {name} is damaged: {error}. `kubectl delete {HISTORY_PLURAL} {name} -n {namespace}` "
                 "deletes it; a job that runs gets a new one."

@@ -212,7 +212,11 @@ def test_the_history_of_an_earlier_job_of_that_name_is_left_out(show: Show, tmp_
 
 @pytest.mark.parametrize(
     ("history", "problem"),
-    [("1,2\n", "a point of the history has 9 cells, not 2"), ("noon,1,2.0,3.0,1,1,1,0,Running\n", "noon")],
+    [
+        ("1,2\n", "a point of the history has 9 cells, not 2"),
+        ("noon,1,2.0,3.0,1,1,1,0,Running\n", "noon"),
+        ("1\r2\n", "new-line"),
+    ],
 )
 def test_a_history_that_is_damaged_is_named_with_what_to_do(
     history: str, problem: str, show: Show, tmp_path: Path

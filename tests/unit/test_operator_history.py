@@ -95,7 +95,11 @@ async def test_one_that_is_not_the_jobs_is_neither_read_nor_changed(
     assert "another TrainingJobHistory has its name; it is left alone" in caplog.text
 
 
-@pytest.mark.parametrize("row", ["1,2,3", "now,1,2.0,3.0,1,1,1,0,Running"], ids=["too few cells", "no number"])
+@pytest.mark.parametrize(
+    "row",
+    ["1,2,3", "now,1,2.0,3.0,1,1,1,0,Running", "1,2,3\r4,5,6", f'"{"x" * 131_073}'],
+    ids=["too few cells", "no number", "a lone carriage return", "too long a cell"],
+)
 async def test_a_damaged_one_begins_anew(row: str) -> None:
     cluster = MemoryCluster()
     await keep(HistoryKeeper(cluster), 1)

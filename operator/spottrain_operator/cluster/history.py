@@ -120,7 +120,7 @@ def _points(history: Manifest) -> list[HistoryPoint]:
     try:
         rows = csv.reader(io.StringIO(history.get(HISTORY_FIELD, "")))
         return [HistoryPoint.from_row(row) for row in rows if row]
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:
         logger.warning("the history of %s can't be read, and starts again: %s", history["metadata"]["name"], error)
         return []
 
