@@ -161,12 +161,12 @@ class Reconciler:
         observed = await self._observe(key, view, pods)
         decided = self._plan(observed, self._now())
         job, written = await self._write_status(job, view, decided.status)
-        self._board.publish(key, self._assignments(written, observed))
+        if view.deleting and not pods:
+            await self._clean_up(key, published)  # only the finalizers of others keep it
+            return PassResult(gone=True)
+        await self._tell_agents(key, written, observed)
         generation = decided.status.generation
         await published(trains=generation is not None and generation.state is GenerationState.ACTIVE)
-        if view.deleting and not pods:
-            self._forget(key)  # only the finalizers of others keep it
-            return PassResult(gone=True)
         failure: Exception | None = None
         try:
             if self._isolation is not None and decided.status.phase not in FINISHED_PHASES:
@@ -184,6 +184,12 @@ class Reconciler:
         if failure is not None:
             raise failure
         return PassResult(requeue_after=decided.requeue_after)
+
+    async def _tell_agents(self, key: JobKey, job: JobView, observed: Observed) -> None:
+        if job.deleting:
+            await self._tell_exit(key)
+        else:
+            self._board.publish(key, self._assignments(job, observed))
 
     def _assignments(self, job: JobView, observed: Observed) -> dict[str, Assignment]:
         told = assignments_for(job, [pod.uid for pod in observed.pods], self._key)
@@ -336,14 +342,27 @@ class Reconciler:
 
         The agents are assigned to exit. On SIGTERM alone they would drain, for a job that no longer exists.
         """
-        pods = [pod["metadata"] for pod in await self._cluster.list_pods(key.namespace, labels={LABEL_JOB: key.name})]
-        orphans = [meta for meta in pods if _is_owned_by_name(meta, key.name)]
-        self._reports.keep(key, frozenset(meta["uid"] for meta in orphans))
-        self._board.publish(key, {meta["uid"]: Assignment(action=AssignmentAction.EXIT) for meta in orphans})
+        pods = await self._tell_exit(key)
         await published(trains=False)
-        for meta in (each for each in orphans if "deletionTimestamp" not in each):
+        for meta in (each for each in pods if "deletionTimestamp" not in each):
             await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
         self._forget(key)
+
+    async def _tell_exit(self, key: JobKey) -> list[Manifest]:
+        """Assign all agents of a deleted job to exit.
+
+        Those of pods that it owned until now exit, too: after a deletion with `--cascade=orphan`, nobody looks after
+        them. Labels alone prove nothing, but an assignment does.
+
+        Returns:
+            The metadata of the pods that it owns.
+        """
+        pods = [pod["metadata"] for pod in await self._cluster.list_pods(key.namespace, labels={LABEL_JOB: key.name})]
+        owned = [meta for meta in pods if _is_owned_by_name(meta, key.name)]
+        told = {meta["uid"] for meta in pods if meta in owned or self._board.has_decided(meta["uid"])}
+        self._reports.keep(key, frozenset(told))
+        self._board.publish(key, dict.fromkeys(told, Assignment(action=AssignmentAction.EXIT)))
+        return owned
 
     def leave(self, key: JobKey) -> None:
         """Drop what is kept of a job that this release leads no longer, or never did."""

@@ -76,6 +76,12 @@ def test_what_a_job_costs_is_recorded_until_the_pods_of_its_deletion_are_gone() 
     assert after.total == pytest.approx(before.total + 4.0)
 
 
+def test_pods_that_are_to_be_orphaned_are_not_deleted() -> None:
+    plan = training_job().job(deleting=True, orphans_pods=True).plan()
+    assert plan.actions == ()
+    assert plan.requeue_after is not None
+
+
 def test_the_pods_of_a_finished_job_go_with_its_deletion() -> None:
     scene = training_job().status(phase=Phase.SUCCEEDED, completion_time=NOW).job(deleting=True)
     plan = scene.plan()

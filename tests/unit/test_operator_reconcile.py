@@ -239,6 +239,29 @@ async def test_a_job_that_somebodys_finalizer_keeps_takes_its_pods_and_metrics_a
     assert (world.status["generation"]["state"], cluster.num_writes) == ("Ended", writes)
 
 
+async def test_agents_of_orphaned_pods_exit_and_their_pods_stay() -> None:
+    """Kubernetes takes the job from its pods one by one, before it deletes it."""
+    cluster = CrashingCluster()
+    cluster.put_job(job())
+    world = World(cluster, last_step=10_000)
+    await world.until_running()
+    cluster.jobs[KEY]["metadata"] |= FINALIZED | {"finalizers": ["orphan"]}
+    first, *others = cluster.pods.values()
+    for orphaned in ([first], others, []):
+        for pod in orphaned:
+            del pod["metadata"]["ownerReferences"]
+        await world.reconciler.reconcile(KEY)
+        for pod in (first, *others):
+            told = await world.board.next(pod["metadata"]["uid"], after=None, timeout_seconds=0)
+            assert told is not None
+            assert told.action is AssignmentAction.EXIT
+            assert world.reports.knows(pod["metadata"]["uid"]), "it may ask"
+    del cluster.jobs[KEY]
+    await world.reconciler.reconcile(KEY)
+    assert all(world.board.has_decided(pod["metadata"]["uid"]) for pod in cluster.pods.values())
+    assert (len(cluster.pods), cluster.deleted) == (3, set())
+
+
 async def test_pods_of_a_job_that_is_gone_are_deleted_once() -> None:
     cluster = CrashingCluster()
     cluster.put_job(job())

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 # Parts of the status that only people read, and that each pass writes again: no decision depends on them.
 _FOR_PEOPLE = frozenset({"conditions", "cost", "members", "message", "progress", "strategy", "transitions"})
+# The finalizer with which Kubernetes takes a job from its pods, as with `kubectl delete --cascade=orphan`.
+_ORPHANS = "orphan"
 # Kubernetes quotes what users wrote into a pod.
 _MOST_QUOTED = 1000
 # A status holds the last number, with 64 bits at most.
@@ -89,6 +91,7 @@ def job_view(job: Manifest) -> JobView:
         metadata_generation=meta.get("generation", 0),
         created_at=_time(meta["creationTimestamp"]),
         deleting="deletionTimestamp" in meta,
+        orphans_pods=_ORPHANS in meta.get("finalizers", ()),
         status=job_status(job),
         not_understood=tuple(f"spec.{dotted(path)}" for path in unknown),
         too_large=tuple(f"spec.{path}" for path in large),

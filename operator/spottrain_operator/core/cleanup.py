@@ -56,8 +56,11 @@ def delete_pods_of_finished(situation: Situation, draft: Draft) -> Draft:
 def delete_all(situation: Situation, draft: Draft) -> Draft:
     """Delete the pods of a job that is being deleted.
 
-    Unless the user asks for a foreground deletion, Kubernetes waits until the job is gone.
+    Unless the user asks for a foreground deletion, Kubernetes waits until the job is gone. Pods that are to be
+    orphaned end by themselves, and stay with their logs.
     """
+    if situation.observed.job.orphans_pods:
+        return draft
     for facts in situation.pods.values():
         draft = _delete(situation, draft, facts, "the job is being deleted")
     return draft

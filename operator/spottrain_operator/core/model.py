@@ -90,6 +90,7 @@ class JobView:
 
     It holds what its user asks for, and what was decided so far. `not_understood` names the fields of the spec that a
     newer version may have written. `spec` doesn't have them. `too_large` names the fields that hold too much.
+    `orphans_pods`: whether its deletion is to leave the pods, as with `kubectl delete --cascade=orphan`.
     """
 
     namespace: str
@@ -99,6 +100,7 @@ class JobView:
     metadata_generation: int
     created_at: datetime
     deleting: bool = False
+    orphans_pods: bool = False
     status: TrainingJobStatus = field(default_factory=TrainingJobStatus)
     not_understood: tuple[str, ...] = ()
     too_large: tuple[str, ...] = ()
