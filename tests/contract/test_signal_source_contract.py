@@ -34,6 +34,7 @@ from signal_clouds import (
 )
 from signal_clouds import Provider as LocalProvider
 from spottrain_api.contract import ENV_NODE_NAME, Notice, NoticeKind
+from spottrain_watcher import kubernetes_api
 from spottrain_watcher.__main__ import _cloud_source
 from spottrain_watcher.azure import PATH_EVENTS, PATH_NAME
 from spottrain_watcher.ec2 import ENV_ENDPOINT, PATH_INSTANCE_ACTION, PATH_MAINTENANCE, PATH_REBALANCE, Ec2Source
@@ -339,6 +340,20 @@ async def test_kubernetes_an_eviction_that_leaves_less_shortens_the_notice_of_it
     await kubernetes.change()
     (notice,) = await within(30, answers)
     assert notice == first.model_copy(update={"deadline": DEADLINE - 9 * SECOND})
+
+
+async def test_kubernetes_a_pod_that_is_too_large_for_a_watch_is_listed(
+    kubernetes: KubernetesCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_api, "MAX_LINE_BYTES", 2**16)
+    answers = following(kubernetes)
+    assert await within(30, answers) == ()
+    pod = disrupted("EvictionByEvictionAPI")
+    pod["spec"]["containers"] = [{"env": [{"name": "A", "value": "a" * 2**18}]}]
+    kubernetes.pods = [pod]
+    await kubernetes.change()
+    (notice,) = await within(30, answers)
+    assert notice.id == "pod/u-1"
 
 
 @pytest.mark.parametrize(

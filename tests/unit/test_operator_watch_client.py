@@ -1,8 +1,11 @@
-"""The operator's lists and watches of an API server that refuses for now."""
+"""The operator's lists and watches of an API server that refuses for now, or that shows large objects."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import kopf
 import pytest
@@ -10,7 +13,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from memory_cluster import MemoryCluster
-from spottrain_operator.cluster.client import ClusterError, Kind
+from spottrain_api.contract import LABEL_JOB
+from spottrain_operator.cluster import watch_client
+from spottrain_operator.cluster.client import ClusterError, JobKey, Kind, Manifest
 from spottrain_operator.cluster.watch_client import KubernetesWatch
 from spottrain_operator.cluster.watched_cluster import WatchedCluster
 
@@ -44,3 +49,77 @@ async def test_lists_are_repeated_after_the_time_that_the_api_server_asks_for() 
             following.cancel()
     assert len(asked_at) == 3
     assert all(second - first >= 1.0 for first, second, *_ in asked_at.values())
+
+
+def pod(job: str, version: int, value: str = "") -> Manifest:
+    meta = {"namespace": "team", "name": f"{job}-1", "uid": job, "resourceVersion": str(version)}
+    container = {"env": [{"name": "A", "value": value}]}
+    return {"metadata": meta | {"labels": {LABEL_JOB: job}}, "spec": {"containers": [container]}, "status": {}}
+
+
+def line(pod: Manifest) -> bytes:
+    """As Go writes it."""
+    return json.dumps({"type": "ADDED", "object": pod}).replace("<", "\\u003c").encode() + b"\n"
+
+
+@asynccontextmanager
+async def watched(pods: list[Manifest]) -> AsyncIterator[WatchedCluster]:
+    """Caches of an API server whose watches show the pods.
+
+    Its first list has none of them, and each further list one more.
+    """
+    num_lists = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal num_lists
+        if "watch" in request.query:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            for each in pods if request.path.endswith("pods") else []:
+                if int(each["metadata"]["resourceVersion"]) > int(request.query["resourceVersion"]):
+                    await response.write(line(each))
+            await asyncio.sleep(60)
+            return response
+        if not request.path.endswith("pods"):
+            return web.json_response(EMPTY)
+        num_lists += 1
+        listed = pods[: num_lists - 1]
+        version = max((each["metadata"]["resourceVersion"] for each in listed), default="7")
+        return web.json_response({"metadata": {"resourceVersion": version}, "items": listed})
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    async with TestServer(application) as server:
+        info = kopf.ConnectionInfo(server=str(server.make_url("")))
+        async with KubernetesWatch(lambda: info) as watches:
+            cluster = WatchedCluster(MemoryCluster(), watches, lambda *_: None)
+            following = asyncio.create_task(cluster.follow(asyncio.Event()))
+            try:
+                yield cluster
+            finally:
+                following.cancel()
+                await asyncio.wait({following})
+
+
+async def until_known(cluster: WatchedCluster, *jobs: str) -> None:
+    """Wait until the cache has pods of these jobs."""
+    async with asyncio.timeout(20):
+        while cluster.jobs_with_pods() != {JobKey(namespace="team", name=job) for job in jobs}:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_the_largest_pod_that_etcd_holds_is_watched_and_takes_little_memory() -> None:
+    largest = pod("large", 8, "<" * (3 * 2**19))
+    assert len(line(largest)) > 9 * 2**20
+    async with watched([largest]) as cluster:
+        await until_known(cluster, "large")
+        [kept] = await cluster.list_pods("team", labels={LABEL_JOB: "large"})
+    assert len(json.dumps(kept)) < 1000
+
+
+async def test_a_pod_that_is_too_large_for_a_watch_is_listed_and_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch_client, "MAX_LINE_BYTES", 2**16)
+    async with watched([pod("large", 8, "<" * 2**16), pod("gpt", 9)]) as cluster:
+        await until_known(cluster, "large", "gpt")

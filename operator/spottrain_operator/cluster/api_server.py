@@ -114,7 +114,7 @@ class ApiServer:
         connect: Callable[[], kopf.ConnectionInfo] = connection_info,
         *,
         max_connections: int = 0,
-        max_line_bytes: int = 2**16,
+        max_line_bytes: int = 2**17,
     ) -> None:
         self._connect = connect
         self._info = connect()
@@ -130,7 +130,7 @@ class ApiServer:
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers={"User-Agent": USER_AGENT},
-            read_bufsize=self._max_line_bytes,
+            read_bufsize=self._max_line_bytes // 2,  # aiohttp reads lines of up to twice as much
         )
         return self
 

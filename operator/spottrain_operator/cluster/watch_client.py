@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import aiohttp
 import kopf
+from aiohttp.http_exceptions import LineTooLong
 
 from spottrain_api.contract import GROUP, LABEL_MANAGED_BY, MANAGED_BY, PLURAL, VERSION
 from spottrain_operator.cluster.api_server import ApiServer, connection_info, refusal
-from spottrain_operator.cluster.client import Kind, Listing, Manifest, WatchEvent
+from spottrain_operator.cluster.client import ExpiredError, Kind, Listing, Manifest, WatchEvent
 from spottrain_operator.cluster.json_text import parsed
 
 PAGE_SIZE = 500
@@ -26,8 +27,9 @@ READ_SECONDS = 30.0
 WATCH_SECONDS = 300
 # A watch that died silently shows nothing: the server sends a bookmark every minute.
 INACTIVITY_SECONDS = 70.0
-# A line holds one object, and etcd holds none above 1.5 MB.
-MAX_LINE_BYTES = 4 * 2**20
+# A line holds one object. etcd holds none above 1.5 MiB, but pods and nodes not as JSON, which takes six bytes for
+# each <, > and &.
+MAX_LINE_BYTES = 10 * 2**20
 
 _PATHS = {Kind.JOBS: f"/apis/{GROUP}/{VERSION}", Kind.PODS: "/api/v1", Kind.NODES: "/api/v1"}
 _PLURALS = {Kind.JOBS: PLURAL, Kind.PODS: "pods", Kind.NODES: "nodes"}
@@ -78,8 +80,12 @@ class KubernetesWatch:
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=INACTIVITY_SECONDS)
         async with self._api.response("GET", _path(kind, ""), params=query, timeout=timeout) as response:
-            async for line in response.content:
-                yield _event(parsed(line))
+            try:
+                async for line in response.content:
+                    yield _event(parsed(line))
+            except LineTooLong as error:
+                # A watch from the same version would meet it again. Lists are not read by lines.
+                raise ExpiredError(f"an object takes more than {MAX_LINE_BYTES} bytes") from error
 
 
 def _path(kind: Kind, namespace: str) -> str:
