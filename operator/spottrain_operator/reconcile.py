@@ -56,6 +56,7 @@ from spottrain_operator.cluster.observe import (
 from spottrain_operator.cluster.placement import DEFAULT_SITE, Site
 from spottrain_operator.cluster.pod_events import PodEvents
 from spottrain_operator.cluster.pods import template_hash
+from spottrain_operator.cluster.retries import Retries
 from spottrain_operator.cluster.write_back import as_written, with_condition
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.controller import PassResult, Published
@@ -128,7 +129,7 @@ class Reconciler:
         self._listening_since = listening_since
         self._key = secrets.token_bytes(32)
         self._refusals: dict[JobKey, Refusal] = {}
-        self._unprotected: set[JobKey] = set()
+        self._annotating = Retries()
         self._uids: dict[JobKey, str] = {}
 
     async def reconcile(self, key: JobKey, published: Published = _alone) -> PassResult:
@@ -170,7 +171,7 @@ class Reconciler:
         failure: Exception | None = None
         try:
             if self._isolation is not None and decided.status.phase not in FINISHED_PHASES:
-                await self._isolation.isolate(job)
+                await self._isolation.isolate(job, self._now())
             await self._apply(key, job, written, decided.actions)
             await self._tell_address(key, pods)
         except Exception as error:
@@ -262,7 +263,7 @@ class Reconciler:
 
         A refused pod doesn't fail the pass, so that the job's running pods are looked after as before.
         """
-        if key in self._unprotected:
+        if not self._annotating.is_due(key, self._now()):
             actions = [action for action in actions if not isinstance(action, AnnotatePod)]
         control = self._control()
         doing = [apply(self._cluster, view, action, control=control, site=self._site) for action in actions]
@@ -271,30 +272,32 @@ class Reconciler:
         refused = [e for action, e in failed if isinstance(action, CreatePod) and isinstance(e, RefusedError)]
         if any(isinstance(action, CreatePod) for action in actions):
             self._note_refusal(key, view, refused[0] if refused else None)
+        unprotected = [e for action, e in failed if isinstance(action, AnnotatePod) and isinstance(e, RefusedError)]
+        if any(isinstance(action, AnnotatePod) for action in actions):
+            self._note_unprotected(key, unprotected[0] if unprotected else None)
         for error in refused:
             message = f"A pod can't be created; the operator retries: {error}"
             await self._events.record(
                 job, Event(type="Warning", reason=EventReason.POD_NOT_CREATED.value, message=message)
             )
-        for action, failure in failed:
-            if isinstance(action, AnnotatePod) and isinstance(failure, RefusedError):
-                self._leave_unprotected(key, failure)
-            elif failure not in refused:
+        for _, failure in failed:
+            if failure not in refused and failure not in unprotected:
                 raise failure
 
-    def _leave_unprotected(self, key: JobKey, error: RefusedError) -> None:
-        """Give up on the job's annotations until this operator restarts.
+    def _note_unprotected(self, key: JobKey, error: RefusedError | None) -> None:
+        """Keep that the job's pods can't be annotated; None if they can.
 
-        Training doesn't depend on them.
+        Training doesn't depend on it.
         """
-        if key not in self._unprotected:
+        if error is None:
+            self._annotating.forget(key)
+        elif self._annotating.note_refusal(key, self._now()):
             logger.warning(
-                "%s: its pods can't be annotated, so autoscalers may take their nodes: %s. Give the operator the "
-                "verb patch on pods, as the chart's role does, and restart it.",
+                "%s: its pods can't be annotated, so autoscalers may take their nodes; the operator retries: %s. If "
+                "it lacks the right, give it the verb patch on pods, as the chart's role does.",
                 key,
                 error,
             )
-        self._unprotected.add(key)
 
     def _note_refusal(self, key: JobKey, job: JobView, error: RefusedError | None) -> None:
         """Keep why the job's pods are refused; None if they aren't.
@@ -374,7 +377,7 @@ class Reconciler:
         """Drop what is kept of a job, which holds for no other of its name."""
         self._uids.pop(key, None)
         self._refusals.pop(key, None)
-        self._unprotected.discard(key)
+        self._annotating.forget(key)
         self._pod_events.forget(key)
         self._rivals.forget(key)
         self._metrics.forget(key)

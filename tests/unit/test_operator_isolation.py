@@ -10,10 +10,16 @@ from spottrain_operator.cluster.client import ForbiddenError, Manifest
 
 
 class Forbidding(CrashingCluster):
-    """A cluster whose roles don't allow policies."""
+    """Refuses policies while `error` is set."""
+
+    error: ForbiddenError | None = ForbiddenError('cannot create resource "networkpolicies"')
+    num_refused = 0
 
     async def create_network_policy(self, policy: Manifest) -> None:
-        raise ForbiddenError('cannot create resource "networkpolicies"')
+        if self.error is not None:
+            self.num_refused += 1
+            raise self.error
+        await super().create_network_policy(policy)
 
 
 async def lived(cluster: CrashingCluster) -> World:
@@ -70,6 +76,23 @@ async def test_without_the_right_the_job_runs_and_the_log_says_why(caplog: pytes
     await world.turn()
     assert caplog.text.count("other pods can reach its pods") == 1
     assert "the chart's value jobs.networkPolicies" in caplog.text
+
+
+async def test_a_policy_that_is_refused_is_tried_ever_more_seldom_until_it_is_created() -> None:
+    cluster = Forbidding()
+    cluster.error = ForbiddenError('failed calling webhook "x": context deadline exceeded')
+    cluster.put_job(job())
+    world = World(cluster, isolates_jobs=True, last_step=1000)
+    for _ in range(64):
+        await world.turn()
+    assert 4 <= cluster.num_refused <= 8
+    cluster.error = None
+    for _ in range(64):
+        await world.turn()
+    assert len(cluster.network_policies) == 1
+    cluster.network_policies.clear()
+    await world.turn()
+    assert not cluster.network_policies
 
 
 async def test_by_default_there_is_none() -> None:

@@ -210,7 +210,7 @@ class ClusterClient(Protocol):
             The pod, or None if it is gone.
 
         Raises:
-            RefusedError: The operator may not do that.
+            RefusedError: The operator has no right to it, or a webhook or a policy forbids it.
         """
         ...
 
@@ -352,7 +352,7 @@ class NetworkPolicyClient(Protocol):
 
         Raises:
             AlreadyExistsError: The name is taken.
-            RefusedError: The operator may not do that.
+            RefusedError: The operator has no right to it, or a webhook or a policy forbids it.
         """
         ...
 

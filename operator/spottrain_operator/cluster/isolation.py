@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from datetime import datetime
 
 from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_operator.cluster.client import AlreadyExistsError, Manifest, NetworkPolicyClient, RefusedError
+from spottrain_operator.cluster.retries import Retries
 
 logger = logging.getLogger(__name__)
 
@@ -42,28 +44,32 @@ def network_policy(job: Manifest) -> Manifest:
 class Isolation:
     """Creates each job's policy before its pods, once in the life of this process.
 
-    It changes and deletes none: who deletes one means it. If it may not create one, the job runs without.
+    It changes and deletes none: who deletes one means it. While one is refused, the job runs without.
     """
 
     def __init__(self, policies: NetworkPolicyClient) -> None:
         self._policies = policies
         self._isolated: set[str] = set()
+        self._retries = Retries()
 
-    async def isolate(self, job: Manifest) -> None:
+    async def isolate(self, job: Manifest, now: datetime) -> None:
         meta = job["metadata"]
-        if meta["uid"] in self._isolated:
+        if meta["uid"] in self._isolated or not self._retries.is_due(meta["uid"], now):
             return
         try:
             await self._policies.create_network_policy(network_policy(job))
         except AlreadyExistsError:
             pass
         except RefusedError as error:
-            logger.warning(
-                "%s/%s: other pods can reach its pods, because its NetworkPolicy can't be created: %s. Give the "
-                "operator the verb create on networkpolicies, as the chart's value jobs.networkPolicies does, and "
-                "restart it.",
-                meta["namespace"],
-                meta["name"],
-                error,
-            )
+            if self._retries.note_refusal(meta["uid"], now):
+                logger.warning(
+                    "%s/%s: other pods can reach its pods, because its NetworkPolicy can't be created; the operator "
+                    "retries: %s. If it lacks the right, give it the verb create on networkpolicies, as the chart's "
+                    "value jobs.networkPolicies does.",
+                    meta["namespace"],
+                    meta["name"],
+                    error,
+                )
+            return
+        self._retries.forget(meta["uid"])
         self._isolated.add(meta["uid"])
