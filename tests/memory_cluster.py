@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from spottrain_api import crd
-from spottrain_api.contract import LABEL_MANAGED_BY, MANAGED_BY
+from spottrain_api.contract import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_operator.cluster.client import (
     AlreadyExistsError,
     ClusterError,
@@ -116,7 +116,8 @@ class MemoryCluster:
             Kind.PODS: {
                 key: pod
                 for key, pod in self.pods.items()
-                if pod["metadata"].get("labels", {}).get(LABEL_MANAGED_BY) == MANAGED_BY
+                if (labels := pod["metadata"].get("labels", {})).get(LABEL_MANAGED_BY) == MANAGED_BY
+                and labels.get(LABEL_JOB)
             },
             Kind.NODES: {("", name): node for name, node in self.nodes.items()},
         }

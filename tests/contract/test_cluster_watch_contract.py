@@ -12,7 +12,7 @@ import asyncio
 import pytest
 
 from cluster_setups import MemorySetup, Setup, pod_of, pods_of
-from spottrain_api.contract import LABEL_JOB
+from spottrain_api.contract import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_operator.cluster.client import ExpiredError, Kind, Listing, Manifest, WatchEvent, is_gone
 
 
@@ -58,9 +58,16 @@ async def test_a_list_names_the_pods_of_one_job_in_one_namespace(setup: Setup, j
     assert (await listed("gpt")).version >= int(pod["metadata"]["resourceVersion"])
 
 
-async def test_pods_that_are_not_the_operators_are_not_watched(setup: Setup, job: Manifest) -> None:
+@pytest.mark.parametrize(
+    "labels",
+    [{"app": "web"}, {LABEL_MANAGED_BY: MANAGED_BY}, {LABEL_MANAGED_BY: MANAGED_BY, LABEL_JOB: ""}],
+    ids=["of another app", "of no job", "of a job without a name"],
+)
+async def test_pods_that_are_not_the_operators_are_not_watched(
+    setup: Setup, job: Manifest, labels: dict[str, str]
+) -> None:
     stranger = pod_of(setup, job, 1)
-    stranger["metadata"]["labels"] = {"app": "web"}
+    stranger["metadata"]["labels"] = labels
     await setup.cluster.create_pod(stranger)
     listing = await setup.watches.list_kind(Kind.PODS, namespace=setup.namespace)
     assert listing.items == ()

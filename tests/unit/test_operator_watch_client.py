@@ -62,6 +62,25 @@ def line(pod: Manifest) -> bytes:
     return json.dumps({"type": "ADDED", "object": pod}).replace("<", "\\u003c").encode() + b"\n"
 
 
+async def test_pods_are_selected_by_the_operators_label_and_by_a_job() -> None:
+    asked: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.query.get("labelSelector"))
+        return web.json_response(EMPTY)
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    async with TestServer(application) as server:
+        info = kopf.ConnectionInfo(server=str(server.make_url("")))
+        async with KubernetesWatch(lambda: info) as watches:
+            await watches.list_kind(Kind.NODES)
+            await watches.list_kind(Kind.PODS)
+            await watches.list_kind(Kind.PODS, namespace="team", labels={LABEL_JOB: "gpt"})
+    of_jobs = "app.kubernetes.io/managed-by=spottrain,spottrain.dev/job,spottrain.dev/job!="
+    assert asked == [None, of_jobs, f"{of_jobs},spottrain.dev/job=gpt"]
+
+
 @asynccontextmanager
 async def watched(pods: list[Manifest]) -> AsyncIterator[WatchedCluster]:
     """Caches of an API server whose watches show the pods.

@@ -234,7 +234,7 @@ class PodLabelClient(Protocol):
 
 
 class Kind(StrEnum):
-    """What a watch follows. Of pods, those that bear the operator's label."""
+    """What a watch follows. Of pods, those that bear the operator's label and name a job."""
 
     JOBS = "jobs"
     PODS = "pods"

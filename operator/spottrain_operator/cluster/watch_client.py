@@ -15,7 +15,7 @@ import aiohttp
 import kopf
 from aiohttp.http_exceptions import LineTooLong
 
-from spottrain_api.contract import GROUP, LABEL_MANAGED_BY, MANAGED_BY, PLURAL, VERSION
+from spottrain_api.contract import GROUP, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY, PLURAL, VERSION
 from spottrain_operator.cluster.api_server import ApiServer, connection_info, refusal
 from spottrain_operator.cluster.client import ExpiredError, Kind, Listing, Manifest, WatchEvent
 from spottrain_operator.cluster.json_text import parsed
@@ -33,7 +33,8 @@ MAX_LINE_BYTES = 10 * 2**20
 
 _PATHS = {Kind.JOBS: f"/apis/{GROUP}/{VERSION}", Kind.PODS: "/api/v1", Kind.NODES: "/api/v1"}
 _PLURALS = {Kind.JOBS: PLURAL, Kind.PODS: "pods", Kind.NODES: "nodes"}
-_SELECTED: Mapping[Kind, Mapping[str, str]] = {Kind.PODS: {LABEL_MANAGED_BY: MANAGED_BY}}
+# A pod that names no job, or an empty one, is somebody else's.
+_SELECTED = {Kind.PODS: (f"{LABEL_MANAGED_BY}={MANAGED_BY}", LABEL_JOB, f"{LABEL_JOB}!=")}
 
 
 class KubernetesWatch:
@@ -94,10 +95,8 @@ def _path(kind: Kind, namespace: str) -> str:
 
 
 def _query(kind: Kind, labels: Mapping[str, str] | None) -> dict[str, str]:
-    selected = dict(_SELECTED.get(kind, {})) | dict(labels or {})
-    if not selected:
-        return {}
-    return {"labelSelector": ",".join(f"{key}={value}" for key, value in sorted(selected.items()))}
+    selected = (*_SELECTED.get(kind, ()), *(f"{key}={value}" for key, value in sorted((labels or {}).items())))
+    return {"labelSelector": ",".join(selected)} if selected else {}
 
 
 def _event(line: Manifest) -> WatchEvent:
