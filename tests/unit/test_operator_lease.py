@@ -170,6 +170,35 @@ async def test_a_leader_that_gets_no_answer_gives_up_as_soon() -> None:
     assert not first.is_leader
 
 
+class HangsOnce(MemoryCluster):
+    """Never answers the next read of the lease, as an API server that is gone while its connection stands."""
+
+    hangs = False
+
+    async def read_lease(self, namespace: str, name: str) -> Manifest | None:
+        if self.hangs:
+            self.hangs = False
+            await asyncio.Event().wait()
+        return await super().read_lease(namespace, name)
+
+
+async def test_one_request_that_hangs_costs_no_lease() -> None:
+    cluster = HangsOnce()
+    short = LeaseSettings(namespace="system", identity="a", renew_deadline_seconds=3.0, retry_seconds=0.001)
+    first = LeaderElection(cluster, short)
+    await first.acquire()
+    holding = asyncio.create_task(first.hold())
+    cluster.hangs = True
+    while cluster.hangs:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    before = copy.deepcopy(cluster.leases)
+    while cluster.leases == before and not holding.done():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    assert not holding.done()
+    assert first.is_leader
+    holding.cancel()
+
+
 async def test_a_leader_leads_on_once_the_api_server_is_back() -> None:
     cluster, clock = Unreachable(), Clock()
     first = election(cluster, "a", clock)

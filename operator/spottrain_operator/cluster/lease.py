@@ -31,8 +31,9 @@ LEASE_NAME = "spottrain-operator"
 class LeaseSettings:
     """Whose lease it is, and how long a silent leader keeps it.
 
-    A leader gives up `renew_deadline_seconds` after its last renewal, well before others may take over. `scope` has
-    the namespaces whose jobs it leads.
+    A leader gives up `renew_deadline_seconds` after its last renewal, well before others may take over. Each attempt
+    may take a third of that, so that one that hangs leaves time for another. `scope` has the namespaces whose jobs it
+    leads.
     """
 
     namespace: str
@@ -130,17 +131,19 @@ class LeaderElection:
         self.is_standby = False
         begun_at = self._clock()
         try:
-            lease = await self._leases.read_lease(settings.namespace, settings.name)
-            if lease is not None and self._has_gone_back(lease):
-                self._holder = ""
-                return False
-            if lease is not None and not (self._is_own(lease) if only_own else self._may_take(lease)):
-                self._holder = lease["spec"].get("holderIdentity", "")
-                self.is_standby = not only_own
-                return False
-            written = await self._leases.write_lease(self._mine(lease))
-        except ClusterError as error:
-            logger.warning("the lease %s could not be taken or renewed; retrying: %s", settings.name, error)
+            async with asyncio.timeout(settings.renew_deadline_seconds / 3):
+                lease = await self._leases.read_lease(settings.namespace, settings.name)
+                if lease is not None and self._has_gone_back(lease):
+                    self._holder = ""
+                    return False
+                if lease is not None and not (self._is_own(lease) if only_own else self._may_take(lease)):
+                    self._holder = lease["spec"].get("holderIdentity", "")
+                    self.is_standby = not only_own
+                    return False
+                written = await self._leases.write_lease(self._mine(lease))
+        except (ClusterError, TimeoutError) as error:
+            said = str(error) or "no answer"
+            logger.warning("the lease %s could not be taken or renewed; retrying: %s", settings.name, said)
             return False
         self._version = int(written["metadata"]["resourceVersion"])
         self._renewed_at = begun_at
