@@ -257,6 +257,43 @@ async def test_a_leader_whose_lease_was_taken_gives_up_at_once() -> None:
     assert not first.is_leader
 
 
+class SlowList(MemoryCluster):
+    """Its list of leases takes so long that another process takes over meanwhile."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.is_slow = False
+
+    async def list_leases(self, name: str) -> list[Manifest]:
+        if self.is_slow:
+            self.is_slow = False
+            self._clock.seconds += 16.0
+            await take_lease(self, "b")
+        return await super().list_leases(name)
+
+
+async def test_who_acquires_a_lease_that_runs_out_meanwhile_does_not_lead() -> None:
+    clock = Clock()
+    cluster = SlowList(clock)
+    cluster.is_slow = True
+    first = election(cluster, "a", clock)
+    acquiring = asyncio.create_task(first.acquire())
+    assert await pending(acquiring)
+    assert (first.is_leader, first.is_standby, holder(cluster)) == (False, True, "b")
+    acquiring.cancel()
+
+
+async def test_who_regains_a_lease_that_runs_out_meanwhile_does_not_lead() -> None:
+    clock = Clock()
+    cluster = SlowList(clock)
+    first = election(cluster, "a", clock)
+    await first.acquire()
+    cluster.is_slow = True
+    assert not await asyncio.wait_for(first.regain(), 5)
+    assert holder(cluster) == "b"
+
+
 @pytest.mark.parametrize("num_candidates", [2, 8])
 async def test_of_many_candidates_exactly_one_leads(num_candidates: int) -> None:
     cluster, clock = MemoryCluster(), Clock()

@@ -70,9 +70,7 @@ class LeaderElection:
 
         No other release leads a namespace of this one's then.
         """
-        while True:
-            if await self._attempt() and await self._is_alone():
-                break
+        while not await self._take():
             self._version = 0  # nothing is cached yet
             # Two releases that start at once may both give way, but not for ever.
             await asyncio.sleep(self._settings.retry_seconds * random.uniform(1.0, 1.5))
@@ -101,7 +99,7 @@ class LeaderElection:
         It does if nobody else has held the lease meanwhile, which nobody can while the API server is away, if the
         cluster's state has not gone back, and if no other release leads a namespace of this one's.
         """
-        while not (await self._attempt(only_own=True) and await self._is_alone()):
+        while not await self._take(only_own=True):
             if self._taken_by_another():
                 return False
             await asyncio.sleep(self._settings.retry_seconds)
@@ -120,6 +118,13 @@ class LeaderElection:
                 await self._leases.write_lease(lease)
         except ClusterError as error:
             logger.warning("the lease could not be released; it expires by itself: %s", error)
+
+    async def _take(self, *, only_own: bool = False) -> bool:
+        """Try once to lead: to take the lease, as the only release, before it has to be renewed again.
+
+        A slow answer about the other releases may outlast the lease, which another process then takes.
+        """
+        return await self._attempt(only_own=only_own) and await self._is_alone() and self._seconds_left() > 0
 
     async def _attempt(self, *, only_own: bool = False) -> bool:
         """Try once to take or renew the lease.
