@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import kopf
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from memory_cluster import MemoryCluster
 from operator_world import KEY, job
+from spottrain_api.contract import GROUP, PLURAL, VERSION
 from spottrain_operator.cluster import kopf_watch
-from spottrain_operator.cluster.client import ExpiredError
-from spottrain_operator.cluster.kopf_watch import JobEvents, KopfWatch
+from spottrain_operator.cluster.client import ExpiredError, Kind
+from spottrain_operator.cluster.kopf_watch import LISTED, JobEvents, KopfWatch
 from spottrain_operator.cluster.watched_cluster import WatchedCluster
 
 
@@ -23,24 +28,87 @@ def raw(type: str | None, version: int, uid: str = "u1") -> dict[str, Any]:
 
 def test_jobs_that_are_there_and_what_becomes_of_them_are_shown() -> None:
     events = JobEvents()
+    assert events.take(LISTED) is None
     found = [events.take(each) for each in (raw(None, 3), raw("MODIFIED", 5), raw("DELETED", 6))]
-    assert [(each.version, each.deleted) for each in found] == [(3, False), (5, False), (6, True)]
+    assert [(each.version, each.deleted) for each in found if each] == [(3, False), (5, False), (6, True)]
 
 
-def test_a_job_that_is_listed_again_expires_the_watch() -> None:
+def test_a_second_list_expires_the_watch() -> None:
     """After an interruption, kopf lists again, without what was deleted meanwhile."""
     events = JobEvents()
-    events.take(raw(None, 3))
-    events.take(raw("ADDED", 4, uid="u2"))
+    events.take(LISTED)
+    events.take(raw("ADDED", 4))
     with pytest.raises(ExpiredError):
-        events.take(raw(None, 4, uid="u2"))
+        events.take(LISTED)
 
 
-def test_a_job_that_was_deleted_may_be_listed_under_its_name() -> None:
-    events = JobEvents()
-    events.take(raw("ADDED", 3))
-    events.take(raw("DELETED", 4))
-    assert not events.take(raw(None, 7, uid="u2")).deleted
+def discovered(path: str) -> dict[str, Any]:
+    """What kopf asks the API server for before it lists the jobs."""
+    groups = [("apiextensions.k8s.io", "v1", "customresourcedefinitions"), (GROUP, VERSION, PLURAL)]
+    kinds = {"/api/v1": "namespaces"} | {f"/apis/{name}/{version}": kind for name, version, kind in groups}
+    return {
+        "versions": ["v1"],
+        "groups": [
+            {"name": name, "versions": [{"version": version}], "preferredVersion": {"version": version}}
+            for name, version, _ in groups
+        ],
+        "resources": [
+            {"name": kind, "kind": kind, "singularName": "", "namespaced": True, "verbs": ["list", "watch", "patch"]}
+            for at, kind in kinds.items()
+            if at == path
+        ],
+    }
+
+
+@pytest.mark.parametrize("left", [[], ["new"]], ids=["none is left", "a new one is left"])
+async def test_jobs_that_are_deleted_before_kopf_lists_again_are_missed(
+    monkeypatch: pytest.MonkeyPatch, left: list[str]
+) -> None:
+    """As while the API server is away for so long that it no longer knows what kopf has seen."""
+    cluster = MemoryCluster()
+    cluster.put_job(job())
+    watched_jobs, is_back = asyncio.Event(), asyncio.Event()
+
+    async def list_or_watch(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            listing = await cluster.list_kind(Kind.JOBS)
+            meta = {"resourceVersion": str(listing.version)}
+            return web.json_response({"metadata": meta, "items": list(listing.items)})
+        watched_jobs.set()
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await is_back.wait()
+        is_back.clear()
+        gone = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
+        await response.write(json.dumps(gone).encode() + b"\n")
+        return response
+
+    async def discover(request: web.Request) -> web.Response:
+        return web.json_response(discovered(request.path))
+
+    application = web.Application()
+    application.router.add_get(f"/apis/{GROUP}/{VERSION}/{PLURAL}", list_or_watch)
+    application.router.add_get("/{path:.*}", discover)
+    async with TestServer(application) as server:
+        info = kopf.ConnectionInfo(server=str(server.make_url("")))
+        monkeypatch.setattr(kopf_watch, "connection_info", lambda: info)
+        watched, synced = WatchedCluster(cluster, KopfWatch(cluster), lambda *_: None), asyncio.Event()
+        following = asyncio.create_task(watched.follow(synced))
+        try:
+            async with asyncio.timeout(20):
+                await synced.wait()
+                await watched_jobs.wait()
+                del cluster.jobs[KEY]
+                for name in left:
+                    cluster.put_job({**job(), "metadata": {"namespace": "team", "name": name}})
+                watched_jobs.clear()
+                is_back.set()
+                while [each["metadata"]["name"] for each in await watched.list_jobs()] != left:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                await watched_jobs.wait()  # kopf ends sooner then
+        finally:
+            following.cancel()
+            await asyncio.wait({following})
 
 
 @pytest.mark.parametrize("end", [OSError("connection refused"), None], ids=["fails", "ends"])

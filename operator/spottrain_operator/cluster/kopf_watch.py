@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
+import aiohttp
 import kopf
 
 from spottrain_api.contract import GROUP, PLURAL, VERSION
@@ -42,6 +43,8 @@ STOP_SECONDS = 5
 
 RawEvent = Mapping[str, Any]
 """An event as kopf shows it: `object`, and `type`, which is None for what a list holds."""
+LISTED: RawEvent = {"type": "LISTED"}
+"""Comes before the events of each list that kopf makes."""
 
 
 class KopfWatch:
@@ -78,22 +81,22 @@ class JobEvents:
     """
 
     def __init__(self) -> None:
-        self._seen: set[str] = set()
+        self._is_listed = False
 
-    def take(self, raw: RawEvent) -> WatchEvent:
-        """What the event shows.
+    def take(self, raw: RawEvent) -> WatchEvent | None:
+        """What the event shows, if anything.
 
         Raises:
             ExpiredError: kopf has listed all jobs again, which does not show those that were deleted meanwhile.
         """
+        if raw is LISTED:
+            if self._is_listed:
+                raise ExpiredError("kopf has listed the jobs again")
+            self._is_listed = True
+            return None
         found: Manifest = dict(raw["object"])
-        uid, deleted = found["metadata"]["uid"], raw["type"] == "DELETED"
-        if raw["type"] is None and uid in self._seen:
-            raise ExpiredError("kopf has listed the jobs again")
-        self._seen.add(uid)
-        if deleted:
-            self._seen.discard(uid)
-        return WatchEvent(object=found, version=int(found["metadata"]["resourceVersion"]), deleted=deleted)
+        version = int(found["metadata"]["resourceVersion"])
+        return WatchEvent(object=found, version=version, deleted=raw["type"] == "DELETED")
 
 
 async def _watch_jobs() -> AsyncIterator[WatchEvent]:
@@ -112,7 +115,8 @@ async def _watch_jobs() -> AsyncIterator[WatchEvent]:
         while (raw := await raw_events.get()) is not None:
             if isinstance(raw, Exception):
                 raise ExpiredError(f"kopf has stopped: {raw}") from raw
-            yield events.take(raw)
+            if (event := events.take(raw)) is not None:
+                yield event
         raise ExpiredError("kopf has stopped")
     finally:
         stop.set()
@@ -132,16 +136,34 @@ def _run_kopf(put: Callable[[RawEvent | Exception | None], None], stop: threadin
 
 
 def build_registry(put: Callable[[RawEvent], None]) -> kopf.OperatorRegistry:
-    """The one event handler, which passes each event of a job on, and the login."""
+    """The one event handler, which passes each event of a job on, and the login.
+
+    kopf tells no handler that it lists the jobs, so that its connections do.
+    """
     registry = kopf.OperatorRegistry()
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_event(event: RawEvent, **_: Any) -> None:
         put(event)
 
+    async def has_answered(_: object, __: object, request: aiohttp.TraceRequestEndParams) -> None:
+        url, answer = request.url, request.response
+        if url.path.endswith(f"/{PLURAL}") and not {"watch", "continue"} & url.query.keys() and answer.ok:
+            put(LISTED)
+
     @kopf.on.login(registry=registry)
-    def login(**_: Any) -> kopf.ConnectionInfo:
-        return connection_info()
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        info = connection_info()
+        tracing = aiohttp.TraceConfig()
+        tracing.on_request_end.append(has_answered)
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+            headers=info.as_http_headers(),
+            proxy=info.proxy_url,
+            trust_env=info.trust_env,
+            trace_configs=[tracing],
+        )
+        return kopf.AiohttpSession(server=info.server, expiration=info.expiration, aiohttp_session=session)
 
     return registry
 
