@@ -11,6 +11,7 @@ import sys
 
 from spottrain_agent.agent import Agent
 from spottrain_agent.settings import AgentSettings, InvalidEnvironment
+from spottrain_agent.zygote_process import LaunchFailed
 from spottrain_api import logs
 from spottrain_api.contract import ENV_JOB, ENV_NAMESPACE
 
@@ -23,7 +24,12 @@ def main() -> int:
         print(f"spottrain-agent: {error}", file=sys.stderr)
         return 2
     logs.remember(job=os.environ.get(ENV_JOB), namespace=os.environ.get(ENV_NAMESPACE), member=settings.pod)
-    return asyncio.run(Agent(settings).run())
+    try:
+        return asyncio.run(Agent(settings).run())
+    except LaunchFailed as error:
+        # The operator quotes the last line of a pod that ended before it could train.
+        print(f"spottrain-agent: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

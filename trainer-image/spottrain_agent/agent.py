@@ -124,6 +124,9 @@ class Agent:
         Returns:
             The exit code: 1 if the operator ended it after its ranks had failed, so that Kubernetes shows which pod
             failed first. Otherwise 0.
+
+        Raises:
+            LaunchFailed: The image can't import torch.
         """
         become_subreaper()
         loop = asyncio.get_running_loop()
@@ -161,7 +164,8 @@ class Agent:
         for task in (leave, *tasks):
             task.cancel()
         for task in done - {leave}:
-            # These loops never end, so this is a bug. A pod that fails is better than one that only seems to work.
+            # These loops never end, so this is a bug, or torch can't be imported. A pod that fails is better than one
+            # that only seems to work.
             task.result()
 
     # --- events ------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from typing import NoReturn
 
 from spottrain_agent.launcher import LaunchRequest, run_launcher
 from spottrain_api.processes import die_with_parent
+from spottrain_api.wording import one_line
 
 REQUIRED_MODULES = ("torch", "torch.distributed.run", "torch.distributed.elastic.multiprocessing")
 # What nearly every training script imports. The first optimizer imports torch._dynamo.
@@ -55,8 +56,9 @@ def _preload(channel: socket.socket) -> None:
     for name in REQUIRED_MODULES:
         try:
             importlib.import_module(name)
-        except ImportError as error:
-            _say(channel, error=f"The image's Python can't import {name}: {error}. Install torch in the image.")
+        except Exception as error:  # a broken torch may raise anything
+            why = one_line(str(error))
+            _say(channel, error=f"The image's Python can't import {name}: {why}. Install torch in the image.")
             raise SystemExit(1) from None
     preload(PRELOADED_MODULES)
 

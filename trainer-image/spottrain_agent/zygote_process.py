@@ -40,6 +40,7 @@ class ZygoteProcess:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._ready = asyncio.Event()
         self._error: str | None = None
+        self._was_warm = False
         self._launching = asyncio.Lock()
         self._exchange: asyncio.Task[int | None] | None = None
         self.pid: int | None = None
@@ -49,10 +50,17 @@ class ZygoteProcess:
         return self._streams is not None
 
     async def run(self) -> None:
-        """Keep a zygote alive until cancelled."""
-        while True:
+        """Keep a zygote alive until cancelled.
+
+        Raises:
+            LaunchFailed: None of the first `LAUNCH_ATTEMPTS` could import torch.
+        """
+        num_cold = 0
+        while num_cold < LAUNCH_ATTEMPTS or self._was_warm:
             await self._live_once()
+            num_cold += 1
             await asyncio.sleep(RESTART_DELAY_SECONDS)
+        raise self._failure()
 
     async def launch(self, request: LaunchRequest) -> int:
         """Start torchrun for a generation.
@@ -70,11 +78,7 @@ class ZygoteProcess:
                 pid = await self._launch_once(request)
                 if pid is not None:
                     return pid
-        raise LaunchFailed(
-            self._error
-            or f"The processes of the generation could not start in {LAUNCH_ATTEMPTS} attempts. "
-            "Read the pod's log for the reason."
-        )
+        raise self._failure()
 
     async def settle(self) -> None:
         """Wait until no request is under way.
@@ -115,12 +119,23 @@ class ZygoteProcess:
             self._ready.set()
             self._on_change()
 
+    def _failure(self) -> LaunchFailed:
+        return LaunchFailed(
+            self._error
+            or f"The processes of the generation could not start in {LAUNCH_ATTEMPTS} attempts. "
+            "Read the pod's log for the reason."
+        )
+
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = await reader.readline()
         greeting = json.loads(line) if line else {}
-        self._error = greeting.get("error")
+        error = greeting.get("error")
+        if error is not None and error != self._error:
+            logger.error(error)
+        self._error = error
         if greeting.get("warm"):
             self._streams = (reader, writer)
+            self._was_warm = True
             self._ready.set()
             self._on_change()
 
