@@ -13,10 +13,11 @@ from spottrain_agent.zygote import preload
 from spottrain_agent.zygote_process import LAUNCH_ATTEMPTS
 
 
+@pytest.mark.parametrize("kind", ["ImportError", "OSError", "AttributeError"])
 def test_a_module_that_is_not_there_is_passed_over_in_silence_and_a_broken_one_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    (tmp_path / "breaks_at_import.py").write_text("raise ImportError('libnothing.so is missing')")
+    (tmp_path / "breaks_at_import.py").write_text(f"raise {kind}('libnothing.so is missing')")
     monkeypatch.syspath_prepend(tmp_path)
     preload(["json", "spottrain_api.of_another_release", "breaks_at_import"])
     assert capsys.readouterr().err == "spottrain: not preloaded: breaks_at_import (libnothing.so is missing)\n"

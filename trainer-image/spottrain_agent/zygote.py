@@ -70,7 +70,7 @@ def preload(names: Sequence[str]) -> None:
             importlib.import_module(name)
         except ModuleNotFoundError:
             pass  # not every image, and not every release of torch, has all of them
-        except ImportError as error:
+        except Exception as error:  # a broken library may raise anything
             # The script that needs it reports that itself, perhaps much later.
             print(f"spottrain: not preloaded: {name} ({error})", file=sys.stderr)
 
