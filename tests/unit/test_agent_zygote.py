@@ -1,16 +1,22 @@
-"""What the zygote imports ahead, and what becomes of failed imports."""
+"""What the zygote imports ahead, and what becomes of failed imports and forks."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from spottrain_agent.zygote import preload
-from spottrain_agent.zygote_process import LAUNCH_ATTEMPTS
+from spottrain_agent import zygote_process
+from spottrain_agent.launcher import LaunchRequest
+from spottrain_agent.processes import Reaper
+from spottrain_agent.zygote import REQUIRED_MODULES, preload
+from spottrain_agent.zygote_process import LAUNCH_ATTEMPTS, LaunchFailed, ZygoteProcess
+from spottrain_api.contract import Entrypoint
 
 
 @pytest.mark.parametrize("kind", ["ImportError", "OSError", "AttributeError"])
@@ -53,3 +59,46 @@ def test_an_agent_whose_image_can_not_import_torch_ends_with_that_sentence(tmp_p
     assert (ended.returncode, lines[-1]) == (1, f"spottrain-agent: {sentence}")
     assert sum(sentence in line for line in lines[:-1]) == 1, "it is logged once, however many zygotes end with it"
     assert ended.stdout.count("importing") == LAUNCH_ATTEMPTS
+
+
+# The zygote's fork forks the launcher.
+TORCH_WITHOUT_A_SECOND_FORK = """
+import os
+
+zygote, fork = os.getpid(), os.fork
+
+def fork_once():
+    if os.getpid() != zygote:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+
+os.fork = fork_once
+"""
+
+
+async def test_a_launch_whose_second_fork_fails_is_tried_by_the_next_zygotes_and_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in REQUIRED_MODULES:
+        folder = tmp_path / name.replace(".", "/")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "__init__.py").write_text(TORCH_WITHOUT_A_SECOND_FORK if name == "torch" else "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setattr(zygote_process, "RESTART_DELAY_SECONDS", 0.0)
+    loop = asyncio.get_running_loop()
+    reaper = Reaper()
+    reaper.attach(loop)
+    zygotes = ZygoteProcess(reaper, on_change=lambda: None)
+    running = asyncio.create_task(zygotes.run())
+    request = LaunchRequest(
+        torchrun_arguments=(), environment={}, entrypoint=Entrypoint(script="train.py"), run_dir=str(tmp_path)
+    )
+    try:
+        with pytest.raises(LaunchFailed, match="Read the pod's log"):
+            async with asyncio.timeout(60):
+                await zygotes.launch(request)
+        await zygotes.settle()
+    finally:
+        running.cancel()
+        loop.remove_signal_handler(signal.SIGCHLD)
+    assert "can't be started: [Errno 11] Resource temporarily unavailable" in capfd.readouterr().err

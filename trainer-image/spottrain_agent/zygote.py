@@ -78,17 +78,23 @@ def preload(names: Sequence[str]) -> None:
 def _fork_launcher(channel: socket.socket, request: LaunchRequest, agent: int) -> None:
     """Fork twice, so that the launcher's parent is the agent.
 
-    Only the agent watches and reaps it.
+    Only the agent watches and reaps it. If a fork fails, the zygote ends, and the agent asks the next one.
     """
     middle = os.fork()
     if middle:
-        os.waitpid(middle, 0)
+        _, status = os.waitpid(middle, 0)
+        if status != 0:
+            raise SystemExit(1)
         return
     middle = os.getpid()
-    launcher = os.fork()
-    if launcher:
-        _say(channel, pid=launcher)
-        os._exit(0)
+    try:
+        launcher = os.fork()
+        if launcher:
+            _say(channel, pid=launcher)
+            os._exit(0)
+    except OSError as error:
+        print(f"spottrain: the generation's processes can't be started: {error}", file=sys.stderr)
+        os._exit(1)
     channel.close()
     _become_launcher(request, agent, former_parent=middle)
 
