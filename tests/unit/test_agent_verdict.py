@@ -219,6 +219,19 @@ def test_a_kill_says_what_it_usually_means() -> None:
     )
 
 
+@pytest.mark.parametrize(("number", "name"), [(34, "SIGRTMIN"), (40, "signal 40")])
+def test_a_real_time_signal_is_told_by_its_number_if_it_has_no_name(number: int, name: str) -> None:
+    launcher = LauncherEnded(exit_codes={3: -number})
+    verdict = judge(seen(rank(3), is_settled=True, launcher=launcher))
+    assert verdict is not None
+    assert verdict.failure is not None
+    assert verdict.failure.message == f"The rank was killed by {name}."
+    verdict = judge(seen(UNSTARTED, is_settled=True, launcher_exit_code=-number))
+    assert verdict is not None
+    assert verdict.failure is not None
+    assert verdict.failure.message == f"torchrun was killed by {name} before its ranks had ended."
+
+
 def test_a_rank_that_has_gone_without_a_word_is_named() -> None:
     """As by os._exit(0), of which torchrun says nothing while other members run."""
     failure = unexplained_end(seen(rank(0, alive=True), rank(1)))

@@ -201,7 +201,7 @@ def _reason(ended: WorkerEnded) -> FailureReason:
 def _describe_exit(exit_code: int) -> str:
     if exit_code >= 0:
         return f"The rank ended with exit code {exit_code}; the pod's log says why."
-    name = signal.Signals(-exit_code).name
+    name = _signal_name(-exit_code)
     return f"The rank was killed by {name}.{_OUT_OF_MEMORY if name == 'SIGKILL' else ''}"
 
 
@@ -227,5 +227,13 @@ def _launcher_end(observation: GenerationObservation) -> Verdict | None:
 
 
 def _describe_launcher(exit_code: int) -> str:
-    how = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with code {exit_code}"
+    how = f"was killed by {_signal_name(-exit_code)}" if exit_code < 0 else f"ended with code {exit_code}"
     return f"torchrun {how} before its ranks had ended."
+
+
+def _signal_name(number: int) -> str:
+    """The name of a signal. Most real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
