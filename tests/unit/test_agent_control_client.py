@@ -34,6 +34,7 @@ class Operator:
     """
 
     status: int = 503
+    sentence: bytes | None = None
     seconds: float = 0.0
     clock: float = 0.0
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -43,7 +44,7 @@ class Operator:
 
     async def report(self, _: web.Request) -> web.Response:
         await asyncio.sleep(self.seconds)
-        return web.Response(status=self.status)
+        return web.Response(status=self.status, body=self.sentence, content_type="text/html")
 
     async def assignment(self, request: web.Request) -> web.Response:
         status = self.status
@@ -198,6 +199,15 @@ async def test_a_refused_report_is_no_outage(operator: Operator, caplog: pytest.
     assert "NetworkPolicy" not in first
     assert again.startswith(f"The operator at {operator.url} refuses this pod's reports for 60 s: 400")
     assert end == f"The operator at {operator.url} takes this pod's reports again, after 69 s."
+
+
+async def test_an_error_page_in_another_encoding_is_an_outage_as_any_other(
+    operator: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    operator.sentence = "Service indisponible, réessayez".encode("latin-1")
+    assert not await operator.client.send_report(REPORT)
+    ((_, outage),) = said(caplog)
+    assert "does not answer: 503: Service indisponible, r\ufffdessayez" in outage
 
 
 async def test_a_refused_report_ends_no_poll(operator: Operator) -> None:

@@ -204,7 +204,8 @@ def _proof(token: str, message: bytes) -> str:
 async def _require_success(response: aiohttp.ClientResponse) -> None:
     if response.status >= 400:
         kind = BadReportError if response.status in BAD_REPORT else RefusedError
-        raise kind(response.status, one_line(await response.text()) or response.reason or "")
+        # A proxy may answer in any encoding.
+        raise kind(response.status, one_line(await response.text(errors="replace")) or response.reason or "")
 
 
 def _lead(response: aiohttp.ClientResponse) -> timedelta:
