@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
+from control_api_setup import until
+from spottrain_agent import replica_process, zygote_process
 from spottrain_agent.processes import Reaper
+from spottrain_agent.replica_process import ReplicaProcess
+from spottrain_agent.zygote_process import ZygoteProcess
 
 # The kernel keeps 15 bytes of the name, whose letters take two each.
 NAMED_IN_RUSSIAN = """
@@ -42,6 +50,25 @@ def end_a_child(exit_code: int) -> int:
     return pid
 
 
+@pytest.fixture
+async def attached() -> AsyncIterator[Reaper]:
+    loop = asyncio.get_running_loop()
+    reaper = Reaper()
+    reaper.attach(loop)
+    yield reaper
+    loop.remove_signal_handler(signal.SIGCHLD)
+
+
+def zygotes(reaper: Reaper) -> ZygoteProcess:
+    return ZygoteProcess(reaper, on_change=lambda: None)
+
+
+def replicas(reaper: Reaper) -> ReplicaProcess:
+    process = ReplicaProcess(reaper, "127.0.0.1")
+    process._wanted.set()
+    return process
+
+
 async def test_an_end_is_told_to_who_asks_later() -> None:
     reaper = Reaper()
     pid = end_a_child(3)
@@ -60,3 +87,29 @@ async def test_an_end_of_long_ago_was_that_of_another_process_of_this_number(mon
 
 def test_a_process_whose_name_ends_within_a_letter_is_seen_and_killed() -> None:
     subprocess.run([sys.executable, "-c", NAMED_IN_RUSSIAN], check=True)
+
+
+@pytest.mark.parametrize("made", [zygotes, replicas])
+async def test_a_process_beside_the_ranks_that_can_not_be_started_again_is_tried_later(
+    attached: Reaper, monkeypatch: pytest.MonkeyPatch, made: Callable[[Reaper], ZygoteProcess | ReplicaProcess]
+) -> None:
+    starts = 0
+
+    class Popen(subprocess.Popen[bytes]):
+        """Ends at once. The second one can't be forked."""
+
+        def __init__(self, *_: object, **__: Any) -> None:
+            nonlocal starts
+            starts += 1
+            if starts == 2:
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            super().__init__(["true"])
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    for module in (zygote_process, replica_process):
+        monkeypatch.setattr(module, "RESTART_DELAY_SECONDS", 0.0)
+    running = asyncio.create_task(made(attached).run())
+    await until(lambda: starts >= 3 or running.done())
+    monkeypatch.undo()
+    assert not running.done()
+    running.cancel()

@@ -65,7 +65,11 @@ class ReplicaProcess:
         """Keep the process alive from the first `open`, until cancelled."""
         await self._wanted.wait()
         while True:
-            await self._live_once()
+            try:
+                await self._live_once()
+            except OSError as error:
+                # Processes or open files are short, which may pass. Ranks train without replicas meanwhile.
+                logger.warning("the process that holds replicas can't start: %s", error)
             await asyncio.sleep(RESTART_DELAY_SECONDS)
 
     async def _live_once(self) -> None:

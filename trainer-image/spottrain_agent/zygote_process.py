@@ -53,12 +53,19 @@ class ZygoteProcess:
         """Keep a zygote alive until cancelled.
 
         Raises:
-            LaunchFailed: None of the first `LAUNCH_ATTEMPTS` could import torch.
+            LaunchFailed: None of the first `LAUNCH_ATTEMPTS` could start, or import torch.
         """
         num_cold = 0
         while num_cold < LAUNCH_ATTEMPTS or self._was_warm:
-            await self._live_once()
+            try:
+                await self._live_once()
+            except OSError as error:
+                # Processes or open files are short, which may pass. Ranks may train meanwhile.
+                self._error = f"The pod can't start another process: {error}."
+                logger.warning(self._error)
             num_cold += 1
+            # Wake up a launch that waits, so that it counts the attempt.
+            self._ready.set()
             await asyncio.sleep(RESTART_DELAY_SECONDS)
         raise self._failure()
 
@@ -115,8 +122,6 @@ class ZygoteProcess:
             self._streams = None
             self.pid = None
             writer.close()
-            # Wake up a launch that waits, so that it counts the attempt.
-            self._ready.set()
             self._on_change()
 
     def _failure(self) -> LaunchFailed:
