@@ -26,7 +26,6 @@ import contextlib
 import json
 import logging
 import os
-import resource
 import statistics
 import sys
 import tempfile
@@ -42,6 +41,7 @@ from rich.table import Table
 
 from benchmarks import clean_up_on_sigterm
 from benchmarks.scale.world import Result, percentile, say, world
+from spottrain_api.processes import open_many_files
 from spottrain_local.processes import watch_children_by_pidfd
 from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.process import RECORDS_PER_HISTORY
@@ -124,9 +124,7 @@ def plot(results: dict[str, Result], path: Path) -> None:
 def main() -> int:
     clean_up_on_sigterm()
     watch_children_by_pidfd()
-    # For the processes of agents: they have this limit, too.
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    open_many_files()  # also for the processes of agents
     logging.basicConfig(level=logging.ERROR)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("bench-out"))

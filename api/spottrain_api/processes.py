@@ -1,12 +1,14 @@
-"""Calls of prctl(2) for families of processes.
+"""Calls of the kernel for families of processes, and for what a process may open.
 
-Agent, trainer and local cluster share them.
+Agent, trainer, operator and local cluster share them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import resource
 import signal
 
 _PR_SET_PDEATHSIG = 1
@@ -37,6 +39,17 @@ def become_subreaper() -> None:
         OSError: The kernel refuses.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def open_many_files() -> None:
+    """Raise the soft limit of open files to the hard one, for this process and its children.
+
+    The soft one is often 1,024. An agent that relays for 511 peers, or the operator of a thousand jobs, holds more
+    connections than that.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):  # a sandbox may refuse it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _prctl(option: int, value: int) -> None:

@@ -21,6 +21,7 @@ from spottrain_api.contract import (
     METRICS_PORT,
     WATCHER_PORT,
 )
+from spottrain_api.processes import open_many_files
 from spottrain_api.v1alpha1 import Network
 from spottrain_api.wording import one_line
 from spottrain_operator.cluster.client import ClusterError
@@ -154,6 +155,7 @@ def main(
         raise click.UsageError(
             "--watch-namespace and --watch-labels are both given. Give the names of namespaces, or their labels."
         )
+    open_many_files()
     try:
         logs.configure("spottrain-operator", level=log_level)
     except ValueError as error:

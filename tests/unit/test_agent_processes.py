@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from control_api_setup import until
 from spottrain_agent import replica_process, zygote_process
-from spottrain_agent.processes import Reaper
+from spottrain_agent.processes import Reaper, is_alive
+from spottrain_agent.records import WorkerStarted, worker_started_file
 from spottrain_agent.replica_process import ReplicaProcess
+from spottrain_agent.run_directory import RunDirectory
 from spottrain_agent.zygote_process import ZygoteProcess
 
 # The kernel keeps 15 bytes of the name, whose letters take two each.
@@ -113,3 +119,42 @@ async def test_a_process_beside_the_ranks_that_can_not_be_started_again_is_tried
     monkeypatch.undo()
     assert not running.done()
     running.cancel()
+
+
+def test_without_a_free_descriptor_ranks_stay_as_they_are_until_they_can_be_looked_at(tmp_path: Path) -> None:
+    folder, pid = RunDirectory(tmp_path, 1), end_a_child(0)
+    os.waitpid(pid, 0)
+    folder.create({})
+    started = WorkerStarted(pid=pid, started_at=datetime(2026, 1, 1, tzinfo=UTC))
+    started.write(folder.path / worker_started_file(0))
+    with ExitStack() as stack:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        assert is_alive(pid)
+        assert folder.worker_started(0) is None
+    assert not is_alive(pid)
+    assert folder.worker_started(0) == started
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "from spottrain_agent.__main__ import main; main()",
+        "from spottrain_operator.command import main; main(['--control-url', 'https://a:1'], standalone_mode=False)",
+    ],
+    ids=["agent", "operator"],
+)
+def test_agent_and_operator_may_open_as_many_files_as_the_system_allows(run: str, tmp_path: Path) -> None:
+    """Both end soon: the agent has no settings here, and the operator no cluster."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    lines = (
+        "import atexit, resource",
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (256, {hard}))",
+        "atexit.register(lambda: print(resource.getrlimit(resource.RLIMIT_NOFILE)))",
+        run,
+    )
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", "\n".join(lines)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.stdout == f"({hard}, {hard})\n"

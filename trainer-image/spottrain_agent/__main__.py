@@ -14,9 +14,11 @@ from spottrain_agent.settings import AgentSettings, InvalidEnvironment
 from spottrain_agent.zygote_process import LaunchFailed
 from spottrain_api import logs
 from spottrain_api.contract import ENV_JOB, ENV_NAMESPACE
+from spottrain_api.processes import open_many_files
 
 
 def main() -> int:
+    open_many_files()
     try:
         logs.configure("spottrain-agent")
         settings = AgentSettings.from_environment()

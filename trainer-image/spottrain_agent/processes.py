@@ -34,8 +34,14 @@ def _stat(pid: int | str) -> tuple[str, int] | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process still runs. A zombie doesn't."""
-    stat = _stat(pid)
+    """Whether the process still runs. A zombie doesn't.
+
+    One that can't be looked at now, as without a free file descriptor, counts as running.
+    """
+    try:
+        stat = _stat(pid)
+    except OSError:
+        return True
     return stat is not None and stat[0] not in "ZX"
 
 

@@ -121,8 +121,11 @@ class RunDirectory:
         if cached is None or cached[0] != version:
             message: _M | None = None
             # The user's processes write these files: one that can't be read counts as missing.
-            with contextlib.suppress(ValidationError, OSError):
-                message = kind.read(path)
+            try:
+                with contextlib.suppress(ValidationError):
+                    message = kind.read(path)
+            except OSError:  # it may be read later, if no file descriptor was free
+                return None
             cached = (version, message)
             self._read[path] = cached
         return cached[1] if isinstance(cached[1], kind) else None
