@@ -140,7 +140,7 @@ def test_without_a_free_descriptor_ranks_stay_as_they_are_until_they_can_be_look
 @pytest.mark.parametrize(
     "run",
     [
-        "from spottrain_agent.__main__ import main; main()",
+        "from spottrain_agent.command import main; main()",
         "from spottrain_operator.command import main; main(['--control-url', 'https://a:1'], standalone_mode=False)",
     ],
     ids=["agent", "operator"],

@@ -1,7 +1,10 @@
-"""Each start of a generation that fails is reported."""
+"""Each start of a generation that fails is reported, and a SIGTERM during that of the agent is heeded."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +80,31 @@ async def test_an_error_of_the_agent_itself_is_reported(tmp_path: Path, monkeypa
     (tmp_path / "train.py").touch()
     failure = await failure_of_a_start(Entrypoint(script=str(tmp_path / "train.py")), tmp_path)
     assert failure == Failure(reason=FailureReason.START_FAILED, message="The agent failed: KeyError('zygote')")
+
+
+AGENT_THAT_GETS_SIGTERM_DURING_ITS_IMPORTS = """
+import os, runpy, signal, sys
+
+class Sender:
+    def find_spec(self, name, path, target=None):
+        if name == "spottrain_agent.settings":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Sender())
+runpy.run_module("spottrain_agent", run_name="__main__")
+"""
+
+
+def test_an_agent_that_gets_sigterm_before_its_handler_is_there_leaves(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "SPOTTRAIN_CONTROL_URL": "http://127.0.0.1:9",
+        "SPOTTRAIN_POD_NAME": "a-0",
+        "SPOTTRAIN_POD_UID": "u",
+        "SPOTTRAIN_POD_IP": "127.0.0.1",
+        "SPOTTRAIN_RUN_ROOT": str(tmp_path),
+    }
+    command = [sys.executable, "-c", AGENT_THAT_GETS_SIGTERM_DURING_ITS_IMPORTS]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0
+    assert "SIGTERM: leaving by" in ended.stderr

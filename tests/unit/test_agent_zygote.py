@@ -32,7 +32,7 @@ def test_a_module_that_is_not_there_is_passed_over_in_silence_and_a_broken_one_i
 AGENT_WITHOUT_PAUSES = """
 import sys
 from spottrain_agent import zygote_process
-from spottrain_agent.__main__ import main
+from spottrain_agent.command import main
 
 zygote_process.RESTART_DELAY_SECONDS = 0.0
 sys.exit(main())

@@ -1,38 +1,11 @@
-"""`python -m spottrain_agent`: the entrypoint of a trainer pod.
+"""`python -m spottrain_agent`: the entrypoint of a trainer pod."""
 
-All settings come from the environment.
-"""
-
-from __future__ import annotations
-
-import asyncio
-import os
+import signal
 import sys
 
-from spottrain_agent.agent import Agent
-from spottrain_agent.settings import AgentSettings, InvalidEnvironment
-from spottrain_agent.zygote_process import LaunchFailed
-from spottrain_api import logs
-from spottrain_api.contract import ENV_JOB, ENV_NAMESPACE
-from spottrain_api.processes import open_many_files
-
-
-def main() -> int:
-    open_many_files()
-    try:
-        logs.configure("spottrain-agent")
-        settings = AgentSettings.from_environment()
-    except (InvalidEnvironment, ValueError) as error:
-        print(f"spottrain-agent: {error}", file=sys.stderr)
-        return 2
-    logs.remember(job=os.environ.get(ENV_JOB), namespace=os.environ.get(ENV_NAMESPACE), member=settings.pod)
-    try:
-        return asyncio.run(Agent(settings).run())
-    except LaunchFailed as error:
-        # The operator quotes the last line of a pod that ended before it could train.
-        print(f"spottrain-agent: {error}", file=sys.stderr)
-        return 1
-
-
 if __name__ == "__main__":
+    # PID 1 loses a signal that comes before its handler is there, as during the imports. A blocked one waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    from spottrain_agent.command import main
+
     sys.exit(main())

@@ -131,8 +131,10 @@ class Agent:
         become_subreaper()
         loop = asyncio.get_running_loop()
         self._reaper.attach(loop)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
             loop.add_signal_handler(number, self._on_sigterm)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # __main__.py has blocked them
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=IDLE_SECONDS)) as session:
             settings = self._settings
             control = ControlClient(
