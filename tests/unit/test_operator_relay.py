@@ -145,7 +145,7 @@ async def test_reports_of_peers_are_kept_as_their_own(setup: Setup) -> None:
     assert await send(setup, POD, failed) == 204
     assert known(setup)[PEER.uid] == failed
     assert setup.woken[3:] == [(JOB, True)], "an end is urgent"
-    assert known(setup)[POD.uid] == report(), "without those of its peers"
+    assert known(setup)[POD.uid] == report(present=()), "without those of its peers"
 
 
 @pytest.mark.parametrize(
@@ -261,6 +261,19 @@ async def test_peers_that_have_lost_their_relay_are_waited_for(setup: Setup) -> 
     setup.board.publish(JOB, GENERATION | {uid: running(2, rank) for rank, uid in enumerate((PEER.uid, OTHER.uid))})
     assert await send(setup, PEER, of(OTHER), present=(OTHER.uid,)) == 204
     assert setup.reports.of(everybody)[OTHER.uid].comes_by is None
+    poll.cancel()
+
+
+async def test_peers_of_a_relay_that_leaves_are_waited_for(setup: Setup) -> None:
+    """Its last report says nothing of them, and may come before its poll ends."""
+    await send(setup, POD, of(PEER), present=(PEER.uid,))
+    poll = polling(setup, POD, await revision(setup))
+    await are_present(setup, 2)
+    setup.clock = 100.0
+    assert await send_own(setup, of(POD, phase=AgentPhase.DRAINED)) == 204
+    view = setup.reports.of(frozenset({PEER.uid}))[PEER.uid]
+    assert view.comes_by == NOW + timedelta(seconds=100.0 + WITHOUT_RELAY)
+    assert silence(setup, PEER) == 0.0
     poll.cancel()
 
 

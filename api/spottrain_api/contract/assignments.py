@@ -240,11 +240,12 @@ class AgentReport(PeerMessage):
 class RelayReport(AgentReport):
     """A report of an agent that can relay, with those of its peers.
 
-    - present: uids of the peers that hold a poll at the relay: they are there as long as this agent is.
+    - present: uids of the peers that hold a poll at the relay: they are there as long as this agent is. None: it
+      doesn't say, as it leaves, and its peers come themselves.
     - peers: their reports, if they have changed.
     """
 
-    present: tuple[str, ...] = ()
+    present: tuple[str, ...] | None = None
     peers: tuple[AgentReport, ...] = ()
 
 

@@ -250,7 +250,9 @@ class ReportBox:
             received_at: As in `put`.
         """
         job = relay.job
-        before, present = self._relayed.get(relay.uid, frozenset()), led & frozenset(report.present)
+        if report.present is None:
+            self._lose_relay(relay.uid)
+        before, present = self._relayed.get(relay.uid, frozenset()), led & frozenset(report.present or ())
         for uid in before - present:
             self._comes_itself(uid)
             if uid in led:
