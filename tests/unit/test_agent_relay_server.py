@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import datetime, timedelta, tzinfo
 
 import aiohttp
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from control_api_setup import NOW, running, until
 from raw_requests import answer
 from spottrain_agent import relay as relay_module
+from spottrain_agent import routes
 from spottrain_agent.routes import RefusedError, RelayRoute
 from spottrain_api import http_server
 from spottrain_api.contract import (
@@ -53,6 +55,27 @@ async def alone() -> AsyncIterator[Alone]:
         yield Alone(relay, asked, serving, route, own, peers)
     serving.cancel()
     await asyncio.wait({serving})
+
+
+async def test_the_clocks_are_compared_when_a_poll_begins_to_be_held(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer has the date of that time. A drain's deadline would otherwise be late by as long as it was held."""
+    noted: list[datetime] = []
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Clock:
+            noted.append(super().now(tz) + timedelta(hours=len(noted)))
+            return cls.fromtimestamp(noted[-1].timestamp(), tz)
+
+    monkeypatch.setattr(routes, "datetime", Clock)
+    polling = asyncio.create_task(alone.route.poll(running(1, 1).revision, 60.0))
+    await until(lambda: bool(noted))
+    assert not polling.done()
+    alone.relay.lead({"uid-2": running(2, 1)})
+    _, lead = await polling
+    assert abs(lead) < timedelta(minutes=1)
 
 
 async def test_an_operator_that_goes_while_it_takes_a_report_ends_no_relay(alone: Alone) -> None:

@@ -155,7 +155,8 @@ class RelayRoute:
         url = URL(f"http://{self.relay.address}{PATH_ASSIGNMENT}").with_query(pod=self._pod_uid, after=revision)
         nonce, headers = _question(self.relay.token, "GET", url)
         async with self._session.get(url, headers=headers, timeout=RELAY_POLL_TIMEOUT) as response:
-            return RelayAssignment.from_json(await self._answer(response, nonce)), _lead(response)
+            lead = _lead(response)  # the headers come at once, and the answer perhaps minutes later
+            return RelayAssignment.from_json(await self._answer(response, nonce)), lead
 
     async def report(self, report: AgentReport) -> float:
         report = report.model_copy(update={"relay_port": None, "relay_token": None})
