@@ -191,3 +191,13 @@ async def test_half_a_request_is_not_held_nor_one_with_many_headers(monkeypatch:
     finally:
         serving.cancel()
         await asyncio.wait({serving})
+
+
+async def test_a_proof_that_is_no_text_is_refused_as_any_other(
+    alone: Alone, caplog: pytest.LogCaptureFixture
+) -> None:
+    poll = b"GET /v1/assignment?pod=uid-2 HTTP/1.0\r\nHost: a\r\nSpottrain-Proof: %b\r\n\r\n"
+    async with asyncio.timeout(20):
+        for proof in (b"\xff x", b"x \xff"):
+            assert (await answer(alone.relay.port, poll % proof)).startswith(b"HTTP/1.0 403")
+    assert not caplog.records

@@ -19,6 +19,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from control_api_setup import AUTHORIZED, EXIT, JOB, NOW, POD, TOKEN, WAIT, Setup, report, served
 from pod_tokens import pod_token
+from raw_requests import answer as raw_answer
 from spottrain_agent.control_client import ControlClient
 from spottrain_api.contract import TOKEN_AUDIENCE, Assignment, AssignmentAction, DrainRequest, clock_offset
 from spottrain_operator.cluster.client import PodIdentity
@@ -267,3 +268,14 @@ async def test_a_flood_does_not_fill_the_log(setup: Setup, caplog: pytest.LogCap
 )
 def test_the_offset_of_a_clock_is_that_of_the_answers_date(date: str | None, seconds: float) -> None:
     assert clock_offset(date, NOW) == timedelta(seconds=seconds)
+
+
+async def test_an_authorization_that_is_no_text_is_refused_at_metrics(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "token").write_text("secret")
+    async with TestServer(metrics_application(lambda: (b"", "text/plain"), tmp_path / "token")) as server:
+        assert server.port is not None
+        asked = b"GET /metrics HTTP/1.0\r\nHost: a\r\nAuthorization: \xff\r\n\r\n"
+        assert (await raw_answer(server.port, asked)).startswith(b"HTTP/1.0 401")
+    assert not caplog.records

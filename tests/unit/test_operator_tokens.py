@@ -6,6 +6,7 @@ The tests show what is refused without a review, and what a flood of bogus token
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from dataclasses import dataclass, field, replace
 
@@ -63,6 +64,8 @@ class Gate:
         return type(refused.value).__name__
 
 
+CLAIMS_WITHOUT_END = b'{"aud": "spottrain", "exp": 1%b, "kubernetes.io": {"pod": {"name": "a", "uid": "b"}}}'
+TOO_LATE = base64.urlsafe_b64encode(CLAIMS_WITHOUT_END % (b"0" * 400)).decode()
 BAD_TOKENS = [
     *("", ".", "a.b.c", "é.é.é", "x" * 100_000, "a.e30.c", "a.W10.c", "a.bnVsbA.c"),
     *(f"\udcff{TOKEN}", f"{TOKEN}\udcff"),
@@ -73,6 +76,7 @@ BAD_TOKENS = [
     pod_token(POD, audience={"spottrain": 1}),
     pod_token(POD, seconds=-600),
     pod_token(POD, seconds=float("nan")),
+    f"a.{TOO_LATE}.c",
     pod_token(PodIdentity(namespace="team", pod="gpt-1", uid="uid-2")),
 ]
 

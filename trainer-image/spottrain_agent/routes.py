@@ -183,11 +183,12 @@ def proven_nonce(token: str, headers: Mapping[str, str], method: str, url: URL, 
     """The nonce of a request whose sender knows the token; None if it doesn't."""
     nonce, _, proof = headers.get(HEADER_PROOF, "").partition(" ")
     expected = proof_of_question(token, nonce, method, url, body)
-    return nonce if hmac.compare_digest(proof.encode(), expected.encode()) else None
+    return nonce if hmac.compare_digest(proof.encode(errors="surrogateescape"), expected.encode()) else None
 
 
 def proof_of_question(token: str, nonce: str, method: str, url: URL, body: bytes) -> str:
-    return _proof(token, f"question {nonce} {method} {url.raw_path_qs}\n".encode() + body)
+    question = f"question {nonce} {method} {url.raw_path_qs}\n"
+    return _proof(token, question.encode(errors="surrogateescape") + body)
 
 
 def proof_of_answer(token: str, nonce: str, content: bytes) -> bytes:

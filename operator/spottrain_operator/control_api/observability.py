@@ -53,7 +53,8 @@ def metrics_application(
     async def get_metrics(request: web.Request) -> web.Response:
         if token_file is not None:
             expected = f"Bearer {token_file.read_text().strip()}"
-            if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), expected.encode()):
+            sent = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+            if not hmac.compare_digest(sent, expected.encode()):
                 raise web.HTTPUnauthorized(
                     text="send the token of the Secret in the chart's value metricsTokenSecret"
                 )

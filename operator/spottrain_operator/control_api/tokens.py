@@ -82,7 +82,7 @@ def claims_of(token: str) -> TokenClaims:
             pod=str(pod["name"]),
             pod_uid=str(pod["uid"]),
         )
-    except (ValueError, KeyError, TypeError, binascii.Error, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, binascii.Error, RecursionError) as error:
         raise TokenRefusedError(
             "the token isn't one that Kubernetes bound to a pod: send the pod's projected service-account token"
         ) from error
