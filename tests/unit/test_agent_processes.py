@@ -19,7 +19,7 @@ import pytest
 
 from control_api_setup import until
 from spottrain_agent import replica_process, zygote_process
-from spottrain_agent.processes import Reaper, is_alive
+from spottrain_agent.processes import Reaper, descendants, is_alive
 from spottrain_agent.records import WorkerStarted, worker_started_file
 from spottrain_agent.replica_process import ReplicaProcess
 from spottrain_agent.run_directory import RunDirectory
@@ -119,6 +119,22 @@ async def test_a_process_beside_the_ranks_that_can_not_be_started_again_is_tried
     monkeypatch.undo()
     assert not running.done()
     running.cancel()
+
+
+def test_a_process_that_proc_hides_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with the mount option hidepid=1, and processes of other users."""
+    child = subprocess.Popen(["sleep", "60"])
+    read_text = Path.read_text
+
+    def read(path: Path, **options: Any) -> str:
+        if path == Path("/proc/1/stat"):
+            raise PermissionError
+        return read_text(path, **options)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert child.pid in descendants(os.getpid())
+    child.kill()
+    child.wait()
 
 
 def test_without_a_free_descriptor_ranks_stay_as_they_are_until_they_can_be_looked_at(tmp_path: Path) -> None:

@@ -22,11 +22,14 @@ _RETRY_SECONDS = 0.02
 
 
 def _stat(pid: int | str) -> tuple[str, int] | None:
-    """State letter and parent of a process, or None if there is no such process."""
+    """State letter and parent of a process, or None if there is no such process.
+
+    One that /proc hides (mount option hidepid) isn't ours.
+    """
     try:
         # The kernel keeps 15 bytes of a name, which may end within a character.
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The name in parentheses may itself contain spaces and parentheses.
     fields = text.rpartition(")")[2].split()
