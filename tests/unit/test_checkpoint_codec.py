@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import from_json
 
 from spottrain.checkpoint.errors import CorruptCheckpoint, UnsupportedState
 from spottrain.checkpoint.format import codec
@@ -106,6 +108,21 @@ def test_tensors_among_plain_values_are_small_together() -> None:
     codec.encode({"a": half, "b": half})
     with pytest.raises(UnsupportedState, match=r"at 'c' is one too many: .* 1 MiB in total"):
         codec.encode({"a": half, "b": half, "c": torch.ones(1)})
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda inner: [inner], lambda inner: (inner,), lambda inner: {"k": inner}, lambda inner: {1: inner}],
+    ids=["list", "tuple", "names", "numbers"],
+)
+def test_what_is_nested_too_deep_to_be_read_again_is_refused_by_its_key(wrap: Callable[[Any], Any]) -> None:
+    value: Any = torch.ones(1)
+    for _ in range(codec.MAX_LEVELS - 1):
+        value = wrap(value)
+    committed = json.dumps({"rank_states": [codec.encode({"deep": value})]})  # the deepest place of a manifest
+    assert codec.decode(from_json(committed)["rank_states"][0]).keys() == {"deep"}
+    with pytest.raises(UnsupportedState, match=r"at 'deep(\.[0k1]){4}' is nested more than 60 levels deep"):
+        codec.encode({"deep": wrap(value)})
 
 
 class Marked(torch.Tensor):

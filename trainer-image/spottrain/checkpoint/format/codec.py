@@ -23,6 +23,9 @@ Tensors = dict[str, torch.Tensor]
 
 # Limit of the tensors among plain values, in total: they are read with every manifest.
 MAX_INLINE_BYTES = 1 << 20
+# Levels of containers in a state. A level takes up to three of JSON, of which pydantic reads 199 and writes more.
+MAX_LEVELS = 60
+_SHOWN_LEVELS = 5
 
 
 def is_tensor(value: object) -> bool:
@@ -40,7 +43,7 @@ def split(state: Mapping[str, Any]) -> tuple[Tensors, Json]:
         The tensors by name, and the tree. A tensor's name is its path in the state, joined by dots.
 
     Raises:
-        UnsupportedState: A value is neither a tensor nor plain. The message names its key.
+        UnsupportedState: A value is neither a tensor nor plain, or lies too deep. The message names its key.
     """
     tensors: Tensors = {}
 
@@ -103,6 +106,11 @@ def join(tree: Json, tensors: Mapping[str, Any]) -> Any:
 
 
 def _encode(value: Any, path: tuple[str, ...], tensor: Callable[[tuple[str, ...], torch.Tensor], Json]) -> Json:
+    if len(path) > MAX_LEVELS:
+        raise UnsupportedState(
+            f"The state at {'.'.join(path[:_SHOWN_LEVELS])!r} is nested more than {MAX_LEVELS} levels deep. Turn it "
+            "into a flat list or dict first."
+        )
     if is_tensor(value):
         return tensor(path, value)
     if isinstance(value, np.generic):

@@ -207,13 +207,14 @@ class Manifest(_Model):
         """
         try:
             text = verify_checksummed(data)
-            version = json.loads(text).get("format_version")
+            content = json.loads(text)  # reads deeper trees than pydantic's parser, as older versions wrote them
+            version = content.get("format_version")
             if version not in FORMAT_VERSIONS:
                 raise CheckpointMismatch(
                     f"{key} is of format version {version}; this spottrain reads {FORMAT_VERSION} to "
                     f"{FROZEN_FILES_VERSION}."
                 )
-            return cls.model_validate_json(text)
+            return cls.model_validate(content)
         except ValidationError as error:
             raise CorruptCheckpoint(f"{key} is damaged: {_first(error)}.") from error
         except (ValueError, AttributeError) as error:
