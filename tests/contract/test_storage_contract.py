@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -400,3 +401,26 @@ def test_a_folder_that_is_gone_is_told_from_an_empty_one(tmp_path: Path) -> None
     (tmp_path / "store").rename(tmp_path / "gone")
     with pytest.raises(StorageMissing, match="it is gone"):
         list(storage.list("a/"))
+
+
+@pytest.mark.parametrize("broken", [errno.ENOTCONN, errno.ESTALE, errno.EIO], ids=errno.errorcode.get)
+def test_a_folder_whose_mount_is_broken_is_unavailable(
+    broken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = open_storage(f"file://{tmp_path}")
+    storage.put("HEAD", b"1")
+
+    def fail(path: object, *_: object, **__: object) -> None:
+        raise OSError(broken, os.strerror(broken), str(path))
+
+    for name in ("os.stat", "os.scandir", "os.mkdir", "io.open"):
+        monkeypatch.setattr(name, fail)
+    for use in (
+        lambda: storage.get("HEAD"),
+        lambda: storage.put("HEAD", b"2"),
+        lambda: list(storage.list("")),
+        lambda: storage.abandon_uploads("", lambda _: True),
+        lambda: open_storage(f"file://{tmp_path}"),
+    ):
+        with pytest.raises(StorageUnavailable, match=os.strerror(broken)):
+            use()

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import io
 import os
+import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
@@ -30,6 +31,7 @@ _UNFINISHED = ".unfinished"
 _LOCK = ".lock"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG}
+_MISSING = {errno.ENOENT, errno.ENOTDIR}
 _NO_FOLDER = {errno.EEXIST, errno.ENOTDIR}
 
 
@@ -188,11 +190,19 @@ class FileStorage:
             return StorageDenied(f"{where}: {error.strerror}. Let the job's user write to it.")
         if error.errno in _NO_FOLDER:
             return StorageDenied(f"{where}: a part of its path is a file. Correct checkpoint.uri in a new job.")
-        if not self._root.is_dir():
+        if _is_gone(self._root):
             return StorageMissing(
                 f"{where}: it is gone. Mount or create it again, or correct checkpoint.uri in a new job."
             )
         return StorageUnavailable(f"{where}: {error.strerror or error}.")
+
+
+def _is_gone(folder: Path) -> bool:
+    """Whether there is no such folder. If a mount is broken, nobody knows."""
+    try:
+        return not stat.S_ISDIR(folder.stat().st_mode)
+    except OSError as error:
+        return error.errno in _MISSING
 
 
 def _read_fully(memory: memoryview, file: io.FileIO) -> int:
