@@ -125,6 +125,12 @@ def test_what_is_nested_too_deep_to_be_read_again_is_refused_by_its_key(wrap: Ca
         codec.encode({"deep": wrap(value)})
 
 
+@pytest.mark.parametrize("files", [["x", "\udcff"], {"1": "\udcff"}, {"1": np.str_("\udcff")}, {1: {"\udcff": 0}}])
+def test_a_string_that_utf_8_cannot_hold_is_refused_by_its_key(files: Any) -> None:
+    with pytest.raises(UnsupportedState, match=r"at 'files\.1(\.\\udcff)?' is a string that .*: surrogates not"):
+        codec.encode({"files": files})
+
+
 class Marked(torch.Tensor):
     """A tensor that is more than its values."""
 

@@ -43,7 +43,8 @@ def split(state: Mapping[str, Any]) -> tuple[Tensors, Json]:
         The tensors by name, and the tree. A tensor's name is its path in the state, joined by dots.
 
     Raises:
-        UnsupportedState: A value is neither a tensor nor plain, or lies too deep. The message names its key.
+        UnsupportedState: A value is neither a tensor nor plain, lies too deep, or is a string that UTF-8 can't
+            hold. The message names its key.
     """
     tensors: Tensors = {}
 
@@ -117,8 +118,10 @@ def _encode(value: Any, path: tuple[str, ...], tensor: Callable[[tuple[str, ...]
         value = value.item()
     # Exact types: a subclass (an enum, a namedtuple) would not come back as what it was.
     kind = type(value)
-    if value is None or kind in (str, bool, int):
+    if value is None or kind in (bool, int):
         return value
+    if kind is str:
+        return _checked(value, path)
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
     if kind is bytes:
@@ -136,8 +139,20 @@ def _encode_dict(
 ) -> Json:
     encoded = [(key, _encode(item, (*path, str(key)), tensor)) for key, item in value.items()]
     if all(type(key) is str and not key.startswith("$") for key in value):
-        return dict(encoded)
+        return {_checked(key, (*path, key)): item for key, item in encoded}
     return {"$items": [[_encode(key, (*path, "key"), tensor), item] for key, item in encoded]}
+
+
+def _checked(text: str, path: tuple[str, ...]) -> str:
+    """The string, if it has a form in UTF-8, as JSON needs it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UnsupportedState(
+            f"The state at {'.'.join(path) or 'its top'!r} is a string that UTF-8 can't hold: {error.reason}. "
+            "Store it as bytes, as os.fsencode returns them for the name of a file."
+        ) from error
+    return text
 
 
 def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, Any]) -> Any:
