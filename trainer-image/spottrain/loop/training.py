@@ -245,7 +245,10 @@ class Training:
 
     def _skip_or_roll_back(self, guard: StabilityGuard, verdict: StepDecision) -> None:
         self._is_rolling_back = verdict is StepDecision.ROLL_BACK
-        loaded = self._restorer.roll_back(self._state) if self._is_rolling_back else None
+        loaded = None
+        if self._is_rolling_back:
+            # At a drain meanwhile, the newest commit stands: training would go back to it anyway.
+            loaded = self._restorer.roll_back(self._state, sleep=self._context.sleep)
         self._is_rolling_back = False
         if loaded is not None:
             guard.rolled_back(self.step + 1, loaded.step, loaded.extra["stateful"].get(STABILITY))

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from spottrain.checkpoint import (
     Checkpointer,
@@ -22,6 +22,8 @@ from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.saver import StateSaver
 from spottrain.recovery.store_retries import retry
 from spottrain.recovery.training_state import Options, TrainingState
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -66,16 +68,21 @@ class StateRestorer:
             return step
         if self.newest is None:
             return 0
-        tensors, loaded = self._load(self.checkpointer, self.newest, state, sleep)
+        checkpointer, newest = self.checkpointer, self.newest
+        tensors, loaded = self._retried(lambda: self._load(checkpointer, newest, state), sleep)
         self._restore(state, tensors, loaded, options, seed=seed, rank=rank)
         self.saver.committed_step = loaded.step
         self.reports.committed(self.newest)
         return loaded.step
 
-    def roll_back(self, state: TrainingState) -> Loaded | None:
+    def roll_back(self, state: TrainingState, *, sleep: Callable[[float], None] = time.sleep) -> Loaded | None:
         """Undo what model and optimizer have learnt since the newest commit.
 
-        Learning rates and random numbers go on.
+        Learning rates and random numbers go on. A store that does not answer is retried.
+
+        Args:
+            state: Where to restore to.
+            sleep: Waits so many seconds between two tries.
 
         Returns:
             What the commit holds besides tensors; None if there is no commit, and then nothing has changed.
@@ -86,11 +93,11 @@ class StateRestorer:
         if self.checkpointer is None:
             return None
         self.checkpointer.settle()  # the save under way may become the newest commit
-        self.newest = self.checkpointer.latest()
-        if self.newest is None:
+        checkpointer, rates = self.checkpointer, state.learning_rates()
+        found = self._retried(lambda: self._load_newest(checkpointer, state), sleep)
+        if found is None:
             return None
-        rates = state.learning_rates()
-        tensors, loaded = self._load(self.checkpointer, self.newest, state)
+        tensors, loaded = found
         state.engine.load_state(tensors)
         state.set_learning_rates(rates)
         return loaded
@@ -154,27 +161,24 @@ class StateRestorer:
             self.saver.schedule.cost = CheckpointCost(**cost)
         self.reports.intervals()
 
-    def _load(
-        self,
-        checkpointer: Checkpointer,
-        newest: Commit,
-        state: TrainingState,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> tuple[dict[str, Any], Loaded]:
-        """The tensors of the newest commit that is not damaged; `newest` is set to it.
-
-        A store that does not answer is retried.
-        """
+    def _retried(self, work: Callable[[], T], sleep: Callable[[float], None]) -> T:
+        """Do `work`, which reads the store, and retry it if the store does not answer."""
         return retry(
-            lambda: self._load_whole(checkpointer, newest, state),
+            work,
             when=lambda error: isinstance(error, StorageUnavailable),
             on_error=self.reports.failed,
             sleep=sleep,
         )
 
-    def _load_whole(
+    def _load_newest(self, checkpointer: Checkpointer, state: TrainingState) -> tuple[dict[str, Any], Loaded] | None:
+        """As `_load`, of the commit that HEAD names now; None without one."""
+        self.newest = checkpointer.latest()
+        return self._load(checkpointer, self.newest, state) if self.newest is not None else None
+
+    def _load(
         self, checkpointer: Checkpointer, newest: Commit, state: TrainingState
     ) -> tuple[dict[str, Any], Loaded]:
+        """The tensors of the newest commit that is not damaged; `newest` is set to it."""
         tensors = state.tensors()
         try:
             return tensors, checkpointer.load(tensors, newest, frozen=state.frozen())
