@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from google.cloud.storage.exceptions import DataCorruption
 
@@ -176,6 +179,41 @@ def test_bytes_that_arrive_damaged_from_google_may_be_whole_the_next_time(monkey
     monkeypatch.setattr("google.cloud.storage.Blob.download_as_bytes", download)
     with pytest.raises(StorageUnavailable, match="gs://b/HEAD was damaged on the way: Checksum mismatch: AAAA"):
         GcsStorage(bucket="b", endpoint_url="http://127.0.0.1:9").get("HEAD")
+
+
+class DamagedBody(io.RawIOBase):
+    """A body in whose TLS record a bit has flipped."""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        raise ssl.SSLError(1, "[SSL: DECRYPTION_FAILED_OR_BAD_RECORD_MAC] decryption failed or bad record mac")
+
+
+class DamagingServer(Server):
+    """Answers each request with a body that arrives damaged."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self._status = status
+
+    def answer(self, request: AWSPreparedRequest, **_: Any) -> AWSResponse:
+        self.requests.append(request)
+        headers = {"ETag": '"1"', "Content-Length": "100"}
+        body = urllib3.HTTPResponse(DamagedBody(), headers, self._status, preload_content=False)
+        return AWSResponse(request.url, self._status, headers, body)
+
+
+@pytest.mark.usefixtures("s3_credentials")
+@pytest.mark.parametrize(("status", "tries", "said"), [(206, 4, "broke off"), (404, 1, "gave an invalid answer")])
+def test_a_damaged_record_of_tls_may_be_whole_the_next_time(status: int, tries: int, said: str) -> None:
+    for use in (lambda s: s.get("k"), lambda s: s.read_into("k", 0, memoryview(bytearray(100)))):
+        server, storage = DamagingServer(status), S3Storage(bucket="b", endpoint_url="https://127.0.0.1:9")
+        storage._client.meta.events.register("before-send.s3", server.answer)
+        with pytest.raises(StorageUnavailable, match=rf"s3://b/k .*{said}: .*BAD_RECORD_MAC"):
+            use(storage)
+        assert len(server.requests) == tries
 
 
 @pytest.mark.usefixtures("s3_credentials")

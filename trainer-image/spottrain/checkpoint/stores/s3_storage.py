@@ -25,6 +25,7 @@ from botocore.exceptions import (
     ResponseStreamingError,
     SSLError,
 )
+from urllib3.exceptions import HTTPError
 from zlib_ng import zlib_ng
 
 from spottrain.checkpoint.errors import (
@@ -252,7 +253,8 @@ class S3Storage:
         with self._sentences(key):
             try:
                 yield
-            except (IncompleteReadError, ResponseStreamingError, ReadTimeoutError) as error:
+            except (IncompleteReadError, ResponseStreamingError, ReadTimeoutError, HTTPError) as error:
+                # botocore doesn't translate all errors of urllib3: not that of a damaged TLS record.
                 raise _BrokenOff(f"The answer of {self._where(key)} broke off: {error}") from error
 
     @contextlib.contextmanager
@@ -292,7 +294,7 @@ class S3Storage:
                 f"{self._where(key)} has no valid certificate, or doesn't speak https: check checkpoint.endpointURL "
                 f"(of a command, --endpoint-url). ({error})"
             ) from error
-        except BotoCoreError as error:
+        except (BotoCoreError, HTTPError) as error:
             raise StorageUnavailable(f"{self._where(key)} gave an invalid answer: {error}") from error
         except (OSError, RuntimeError) as error:
             # botocore raises these if it can't read a token's file, or if credentials are expired when they arrive.
