@@ -126,3 +126,18 @@ def test_what_a_save_of_frozen_weights_took_is_no_forecast_of_the_next(storage: 
         forecasts.append(saver.forecast_seconds())
     assert forecasts[0] is None
     assert forecasts[1] is not None
+
+
+def test_the_end_of_a_run_leaves_deletes_that_take_long_to_the_next_clean_up(
+    storage: HangingStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2500):
+        storage.put(f"attempts/g000000-s000000001-lost/{number}", b"")
+    saver = saver_to(storage, slow_seconds=3600.0)
+    save(saver, 10)
+    left = []
+    monkeypatch.setattr("spottrain.recovery.saver.CLEAN_UP_SECONDS", 0.0)
+    for _ in range(3):
+        saver.clean_up()
+        left.append(len(list(storage.list("attempts/g000000-"))))
+    assert left == [1500, 500, 0]

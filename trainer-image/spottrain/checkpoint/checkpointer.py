@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
 from functools import partial
@@ -257,7 +258,7 @@ class Checkpointer:
         self._background.submit(task.run)
         return task.handle
 
-    def clean_up(self, retention: Retention) -> int:
+    def clean_up(self, retention: Retention, *, seconds: float = math.inf) -> int:
         """On rank 0, drop and delete older commits and abandoned attempts.
 
         Not a collective.
@@ -266,11 +267,14 @@ class Checkpointer:
 
         Args:
             retention: Which commits to keep.
+            seconds: After how long to stop deleting. The next clean-up finds what is left.
 
         Returns:
             The number of objects that were deleted.
         """
-        return clean_up(self._storage, self._generation, retention) if self._rank == 0 else 0
+        if self._rank != 0:
+            return 0
+        return clean_up(self._storage, self._generation, retention, seconds=seconds)
 
     @property
     def has_failed(self) -> bool:

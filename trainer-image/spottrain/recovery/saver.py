@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 SLOW_FACTOR = 5.0
 SLOW_SECONDS = 60.0
 SLOW_AT_FIRST_SECONDS = 300.0
+# The clean-up at the end of a run, for which all ranks wait, is well below `hangTimeoutSeconds`.
+CLEAN_UP_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -190,14 +192,14 @@ class StateSaver:
         self.reports.intervals()
 
     def clean_up(self) -> None:
-        """Delete what `retention` does not keep.
+        """Delete what `retention` does not keep, for CLEAN_UP_SECONDS.
 
-        An error is only logged: what is left over costs space alone.
+        An error is only logged: what is left over costs space alone, and the next clean-up finds it.
         """
         if self.checkpointer is None:
             return
         try:
-            self.checkpointer.clean_up(self.retention)
+            self.checkpointer.clean_up(self.retention, seconds=CLEAN_UP_SECONDS)
         except CheckpointError as error:
             logger.warning("Old checkpoints could not be deleted: %s", error)
 

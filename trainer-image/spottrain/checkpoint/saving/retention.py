@@ -7,7 +7,9 @@ process is left that could still commit it. Its frozen weights stay as long as a
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from dataclasses import dataclass
 
 from spottrain.checkpoint.background import BackgroundThread
@@ -19,6 +21,9 @@ from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 logger = logging.getLogger(__name__)
+
+# Objects that are deleted between two looks at the clock: what S3 deletes by one request.
+_BATCH = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +44,7 @@ class Retention:
         return {commit.attempt for commit in (*newest, *milestones.values())}
 
 
-def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) -> int:
+def clean_up(storage: CheckpointStorage, generation: int, retention: Retention, *, seconds: float = math.inf) -> int:
     """Drop old commits, and delete what unfinished saves have left.
 
     Old commits are those that `retention` doesn't keep. HEAD changes before anything is deleted, so that it never
@@ -49,6 +54,7 @@ def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) 
         storage: The store.
         generation: The generation that cleans up.
         retention: Which commits to keep.
+        seconds: After how long to stop deleting. The next clean-up finds what is left.
 
     Returns:
         The number of objects that were deleted.
@@ -56,6 +62,7 @@ def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) 
     Raises:
         Fenced: A newer generation has taken over. Nothing was deleted.
     """
+    deadline = time.monotonic() + seconds
     head = prune(storage, generation, retention.kept)
     # A long run may keep hundreds of commits, of many objects each.
     commits = {commit.attempt for commit in head.commits}
@@ -73,7 +80,16 @@ def clean_up(storage: CheckpointStorage, generation: int, retention: Retention) 
         return is_over(key) or (attempt is not None and attempt.prefix in held)
 
     over = [key for key, _ in storage.list(ATTEMPTS) if is_over(key)]
-    storage.delete(over)
+    for begin in range(0, len(over), _BATCH):
+        deleted = over[: begin + _BATCH]
+        storage.delete(deleted[begin:])
+        if len(deleted) < len(over) and time.monotonic() >= deadline:
+            logger.warning(
+                "Deleting old checkpoints takes more than %.0f s. The next clean-up deletes the other %d objects.",
+                seconds,
+                len(over) - len(deleted),
+            )
+            return len(deleted)
     return len(over) + storage.abandon_uploads(ATTEMPTS, is_settled)
 
 
