@@ -231,7 +231,7 @@ def _unfinished(storage: CheckpointStorage, head: Head) -> int:
     from spottrain.checkpoint.format.attempt import ATTEMPTS, Attempt
 
     attempts = {attempt.prefix for key, _ in storage.list(ATTEMPTS) if (attempt := Attempt.of_key(key))}
-    return sum(not head.holds(attempt) for attempt in attempts)
+    return len(attempts - head.held())
 
 
 def _damage(storage: CheckpointStorage, commit: Commit) -> str | None:

@@ -33,7 +33,7 @@ from spottrain.checkpoint.saving.retention import Retention, clean_up
 from spottrain.checkpoint.stores.file_storage import FileStorage
 from spottrain.checkpoint.stores.storage import Buffer
 from spottrain.checkpoint.stores.uri import open_storage
-from spottrain_cli.checkpoints import checkpoints
+from spottrain_cli.checkpoints import _unfinished, checkpoints
 
 
 class Killed(BaseException):
@@ -205,7 +205,9 @@ class CountedCommits(tuple[Commit, ...]):
         return super().__iter__()
 
 
-def test_clean_up_walks_the_commits_as_often_for_many_objects_as_for_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clean_up_and_ls_walk_the_commits_as_often_for_many_objects_as_for_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     walks = []
     for steps in ((10,), range(10, 100, 10)):
         storage = MemoryStorage()
@@ -216,6 +218,7 @@ def test_clean_up_walks_the_commits_as_often_for_many_objects_as_for_few(monkeyp
         monkeypatch.setattr("spottrain.checkpoint.saving.retention.prune", lambda *_, counted=counted: counted)
         CountedCommits.walks = 0
         assert clean_up(storage, 1, Retention()) == 0
+        assert _unfinished(storage, counted) == 0
         walks.append(CountedCommits.walks)
     assert walks[0] == walks[1] > 0
 

@@ -70,9 +70,9 @@ class Head(BaseModel):
     def newest(self) -> Commit | None:
         return self.commits[0] if self.commits else None
 
-    def holds(self, prefix: str) -> bool:
-        """Whether a commit is the attempt at `prefix`, or refers to its frozen weights."""
-        return any(prefix == commit.attempt or prefix in commit.needs for commit in self.commits)
+    def held(self) -> set[str]:
+        """The prefixes of the commits, and of the attempts to whose frozen weights they refer."""
+        return {prefix for commit in self.commits for prefix in (commit.attempt, *commit.needs)}
 
     def serialise(self) -> bytes:
         """The bytes to store.

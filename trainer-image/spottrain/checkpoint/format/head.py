@@ -164,7 +164,7 @@ def _refuse_other_start(newest: Commit, new: Commit) -> None:
 
 
 def _refuse_unheld(head: Head, new: Commit) -> None:
-    if not all(head.holds(prefix) for prefix in new.needs):
+    if not head.held().issuperset(new.needs):
         raise FrozenWeightsGone(
             f"Step {new.step} was not committed: no commit holds the frozen weights that it refers to any more. The "
             "next save writes them again."

@@ -66,7 +66,7 @@ def clean_up(storage: CheckpointStorage, generation: int, retention: Retention, 
     head = prune(storage, generation, retention.kept)
     # A long run may keep hundreds of commits, of many objects each.
     commits = {commit.attempt for commit in head.commits}
-    held = commits.union(*(commit.needs for commit in head.commits))
+    held = head.held()
 
     def is_over(key: str) -> bool:
         attempt = Attempt.of_key(key)
