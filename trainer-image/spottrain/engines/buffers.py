@@ -5,12 +5,15 @@ Every rank has its own; a checkpoint holds rank 0's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from spottrain.world.failures import UserError
+from spottrain_api.contract import FailureReason
 
 
 class SharedBuffers:
@@ -23,11 +26,13 @@ class SharedBuffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        """Raises UserError for a buffer that the ranks can't share."""
         self._model = model
+        check_buffers(model)
 
     def share(self) -> None:
         """Give all ranks rank 0's buffers. A collective if the model has any."""
-        take_over(_saved_buffers(self._model))
+        take_over(buffer for _, buffer in _saved_buffers(self._model))
 
 
 def take_over(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
@@ -43,17 +48,37 @@ def batch_norms(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
-def _saved_buffers(model: nn.Module) -> list[torch.Tensor]:
-    """The buffers in the state dict.
+def check_buffers(model: nn.Module) -> None:
+    """Raise UserError for a buffer whose bytes torch can't send, or can't replace.
+
+    It is expanded, sparse, nested or conjugate. On another device, it may be plain: move the model first.
+    """
+    for name, buffer in _saved_buffers(model):
+        try:
+            _bytes_of(whole := buffer.contiguous())
+            if whole is not buffer:
+                buffer.copy_(whole)
+        except RuntimeError as error:
+            raise UserError(
+                FailureReason.INVALID_CONFIGURATION,
+                f"the buffer {name} is more than a plain tensor, and can't be sent to the other ranks ({error}). "
+                "Register what .clone() or .to_dense() makes of it, or pass persistent=False, if no commit needs it",
+            ) from error
+
+
+def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The buffers in the state dict, by name.
 
     They are looked up each time, because models replace their tensors.
     """
-    return [
-        buffer.detach()
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set
-    ]
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                yield name, buffer.detach()
+
+
+def _bytes_of(whole: torch.Tensor) -> torch.Tensor:
+    return whole.view(-1).view(torch.uint8)
 
 
 def _send(
@@ -61,5 +86,4 @@ def _send(
 ) -> tuple[torch.Tensor, torch.Tensor, dist.Work | None]:
     """Broadcast as bytes, because backends do not support every type."""
     whole = tensor.contiguous()
-    as_bytes = whole.view(-1).view(torch.uint8)
-    return tensor, whole, dist.broadcast(as_bytes, group=group, group_src=0, async_op=True)
+    return tensor, whole, dist.broadcast(_bytes_of(whole), group=group, group_src=0, async_op=True)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
+from spottrain.engines.buffers import check_buffers
 from spottrain.engines.engine import EngineConfig
 from spottrain.engines.model_state import wrapping_names
 from spottrain.engines.native import NativeEngine
@@ -26,6 +27,7 @@ class DdpEngine(NativeEngine):
     def _spread(self, model: nn.Module) -> nn.Module:
         device, precision = self._config.device, self._config.precision
         model.to(device)
+        check_buffers(model)  # before DDP sends them
         ignored = list(wrapping_names(model))
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
         self._ddp = DistributedDataParallel(
