@@ -210,11 +210,15 @@ class DamagingServer(Server):
 @pytest.mark.usefixtures("s3_credentials")
 @pytest.mark.parametrize(("status", "tries", "said"), [(206, 4, "broke off"), (404, 1, "gave an invalid answer")])
 def test_a_damaged_record_of_tls_may_be_whole_the_next_time(status: int, tries: int, said: str) -> None:
-    for use in (lambda s: s.get("k"), lambda s: s.read_into("k", 0, memoryview(bytearray(100)))):
+    reads: list[Callable[[S3Storage], object]] = [
+        lambda storage: storage.get("k"),
+        lambda storage: storage.read_into("k", 0, memoryview(bytearray(100))),
+    ]
+    for read in reads:
         server, storage = DamagingServer(status), S3Storage(bucket="b", endpoint_url="https://127.0.0.1:9")
         storage._client.meta.events.register("before-send.s3", server.answer)
         with pytest.raises(StorageUnavailable, match=rf"s3://b/k .*{said}: .*BAD_RECORD_MAC"):
-            use(storage)
+            read(storage)
         assert len(server.requests) == tries
 
 
