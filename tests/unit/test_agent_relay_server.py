@@ -179,18 +179,23 @@ async def test_peers_stay_longer_in_a_restart(attempts: list[tuple[float, str]],
         assert relay._hears_operator() is stay
 
 
-async def test_half_a_request_is_not_held_nor_one_with_many_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_a_request_is_not_held_nor_one_with_many_headers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.1)
     relay = relay_module.RelayServer("127.0.0.1", lambda: None)
     serving = asyncio.create_task(relay.run())
     poll = b"GET /v1/assignment HTTP/1.1\r\nHost: a\r\n"
+    report = b"POST /v1/report HTTP/1.0\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf"
     try:
         async with asyncio.timeout(20):
             assert await answer(relay.port, poll) == b""
             assert (await answer(relay.port, poll + b"A: b\r\n" * 40)).startswith(b"HTTP/1.0 400")
+            assert await answer(relay.port, report) == b""
     finally:
         serving.cancel()
         await asyncio.wait({serving})
+    assert not caplog.records
 
 
 async def test_a_proof_that_is_no_text_is_refused_as_any_other(

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from spottrain_agent import routes
 from spottrain_agent.ports import bind
 from spottrain_agent.routes import proof_of_answer, proven_nonce
+from spottrain_api import http_server
 from spottrain_api.contract import (
     PATH_ASSIGNMENT,
     PATH_REPORT,
@@ -31,7 +32,6 @@ from spottrain_api.contract import (
     Assignment,
     RelayReport,
 )
-from spottrain_api.http_server import bounded_runner
 
 # A peer may be faster than this agent's own assignment, which says who its peers are.
 UNKNOWN_PEER_SECONDS = 1.0
@@ -90,7 +90,7 @@ class RelayServer:
         application = web.Application(client_max_size=MAX_REPORT_BYTES)
         application.router.add_get(PATH_ASSIGNMENT, self._poll)
         application.router.add_post(PATH_REPORT, self._report)
-        runner = bounded_runner(application, shutdown_timeout=0.1, handler_cancellation=True)
+        runner = http_server.bounded_runner(application, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         try:
             await web.SockSite(runner, self._socket).start()
@@ -206,7 +206,12 @@ class RelayServer:
 
         503: the operator has not taken it, so the peer has to go there itself.
         """
-        body = await request.read()
+        try:
+            async with asyncio.timeout(http_server.REQUEST_SECONDS):
+                body = await request.read()  # which the proof covers
+        except TimeoutError as error:
+            request.protocol.force_close()  # aiohttp would wait for the rest, to send an answer
+            raise web.HTTPRequestTimeout from error
         nonce = self._question(request, body)
         try:
             report = AgentReport.from_json(body)
