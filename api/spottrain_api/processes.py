@@ -42,10 +42,10 @@ def become_subreaper() -> None:
 
 
 def open_many_files() -> None:
-    """Raise the soft limit of open files to the hard one, for this process and its children.
+    """Raise the soft limit of open files to the hard one.
 
-    The soft one is often 1,024. An agent that relays for 511 peers, or the operator of a thousand jobs, holds more
-    connections than that.
+    It holds for this process and its children. The soft one is often 1,024. An agent that relays for 511 peers, or
+    the operator of a thousand jobs, holds more connections than that.
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(OSError, ValueError):  # a sandbox may refuse it

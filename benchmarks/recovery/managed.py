@@ -128,7 +128,9 @@ class ManagedJob:
 
 @contextmanager
 def managed_job(folder: Path, spec: ClusterSpec = SPEC) -> Iterator[ManagedJob]:
-    """Run the job on a local cluster of its own. No cluster is left, whatever happens.
+    """Run the job on a local cluster of its own.
+
+    No cluster is left, whatever happens.
 
     Raises:
         LocalClusterError: The cluster did not start, or the operator could not be installed.

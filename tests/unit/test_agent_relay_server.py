@@ -60,7 +60,10 @@ async def alone() -> AsyncIterator[Alone]:
 async def test_the_clocks_are_compared_when_a_poll_begins_to_be_held(
     alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer has the date of that time. A drain's deadline would otherwise be late by as long as it was held."""
+    """Its answer has the date of that time.
+
+    A drain's deadline would otherwise be late by as long as it was held.
+    """
     noted: list[datetime] = []
 
     class Clock(datetime):

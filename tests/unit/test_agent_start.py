@@ -1,4 +1,4 @@
-"""Each start of a generation that fails is reported, and a SIGTERM during that of the agent is heeded."""
+"""Starts of a generation that fail are reported, and a SIGTERM is never lost."""
 
 from __future__ import annotations
 

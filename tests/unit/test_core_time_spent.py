@@ -69,7 +69,7 @@ def test_steps_up_to_the_newest_of_an_earlier_generation_are_redone() -> None:
 
 
 def test_steps_that_a_rollback_undid_stay_productive() -> None:
-    """They are not made again: training continues with the next samples, after the same step."""
+    """They are not made again: training continues with the next samples."""
     scene = training_job()
     before = times(scene.observed.job.status)
     undid = progress(step=150, last_step_at=at(199), rollbacks=1)

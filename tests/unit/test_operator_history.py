@@ -47,7 +47,7 @@ async def keep(
     phase: Phase = Phase.RUNNING,
     behind: timedelta = timedelta(),
 ) -> None:
-    """A point for each step, a minute apart: each is written. The clock may be `behind`."""
+    """Write a point for the step, a minute after that before. The clock is `behind`."""
     status = TrainingJobStatus(phase=phase, progress=ProgressStatus(step=step))
     await keeper.keep(job(uid), status, NOW + timedelta(minutes=step) - behind)
 

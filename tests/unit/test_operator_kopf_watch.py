@@ -64,7 +64,7 @@ def discovered(path: str) -> dict[str, Any]:
 async def test_jobs_that_are_deleted_before_kopf_lists_again_are_missed(
     monkeypatch: pytest.MonkeyPatch, left: list[str]
 ) -> None:
-    """As while the API server is away for so long that it no longer knows what kopf has seen."""
+    """As if the API server no longer knows the version that kopf has seen."""
     cluster = MemoryCluster()
     cluster.put_job(job())
     watched_jobs, is_back = asyncio.Event(), asyncio.Event()

@@ -171,7 +171,7 @@ async def test_a_leader_that_gets_no_answer_gives_up_as_soon() -> None:
 
 
 class HangsOnce(MemoryCluster):
-    """Never answers the next read of the lease, as an API server that is gone while its connection stands."""
+    """Never answers the next read of the lease, as on a connection that is dead."""
 
     hangs = False
 

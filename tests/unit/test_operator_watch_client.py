@@ -1,4 +1,4 @@
-"""The operator's lists and watches of an API server that refuses for now, or that shows large objects."""
+"""Lists and watches of an API server that refuses, or that shows large objects."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def _sigterm_as_before() -> Iterator[None]:
 
 
 class Outage:
-    """A store that does not let this generation read its newest commit for so many tries."""
+    """A store that fails so many reads of the newest commit."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tries_left = 0
@@ -54,7 +54,7 @@ def outage(monkeypatch: pytest.MonkeyPatch) -> Outage:
 
 
 def train(folder: Path, outage: Outage, tries: int) -> list[int]:
-    """The steps of a run that rolls back at BAD_STEP, when the store does not answer so many tries."""
+    """The steps of a run that rolls back at BAD_STEP, while the store is away."""
     stability = StabilityConfig(non_finite=StabilityAction.ROLLBACK)
     done: list[int] = []
     with spottrain.session(

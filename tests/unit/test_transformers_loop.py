@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,7 +20,8 @@ from spottrain.data.batch import BatchPlan
 
 @pytest.fixture(autouse=True)
 def _no_accelerator_afterwards(world_of_its_own: None) -> Iterator[None]:
-    yield
+    with patch.dict(os.environ):  # Accelerate notes the world there
+        yield
     AcceleratorState._reset_state(reset_partial_state=True)
 
 

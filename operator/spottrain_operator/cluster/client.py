@@ -234,7 +234,10 @@ class PodLabelClient(Protocol):
 
 
 class Kind(StrEnum):
-    """What a watch follows. Of pods, those that bear the operator's label and name a job."""
+    """What a watch follows.
+
+    Of pods, it is those that bear the operator's label and name a job.
+    """
 
     JOBS = "jobs"
     PODS = "pods"

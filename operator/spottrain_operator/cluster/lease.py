@@ -120,9 +120,10 @@ class LeaderElection:
             logger.warning("the lease could not be released; it expires by itself: %s", error)
 
     async def _take(self, *, only_own: bool = False) -> bool:
-        """Try once to lead: to take the lease, as the only release, before it has to be renewed again.
+        """Try once to lead.
 
-        A slow answer about the other releases may outlast the lease, which another process then takes.
+        That is to take the lease, as the only release, before it has to be renewed again. A slow answer about the
+        other releases may outlast the lease, which another process then takes.
         """
         return await self._attempt(only_own=only_own) and await self._is_alone() and self._seconds_left() > 0
 

@@ -1,4 +1,4 @@
-"""Writes that no job depends on are retried ever more seldom while they are refused."""
+"""Retries of refused writes on which no job depends, with ever longer pauses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ class Retries:
         return num_tries == 0 or now >= after(tried_at, pause)
 
     def note_refusal(self, write: Hashable, now: datetime) -> bool:
-        """Note that the write was refused. Returns whether it is the first refusal in a row."""
+        """Note that the write was refused.
+
+        Returns:
+            Whether it is the first refusal in a row.
+        """
         num_tries, _ = self._refused.get(write, (0, now))
         self._refused[write] = (num_tries + 1, now)
         return num_tries == 0

@@ -71,7 +71,7 @@ class Head(BaseModel):
         return self.commits[0] if self.commits else None
 
     def held(self) -> set[str]:
-        """The prefixes of the commits, and of the attempts to whose frozen weights they refer."""
+        """The prefixes of the commits, and of the attempts with their frozen weights."""
         return {prefix for commit in self.commits for prefix in (commit.attempt, *commit.needs)}
 
     def serialise(self) -> bytes:
