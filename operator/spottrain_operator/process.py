@@ -303,8 +303,7 @@ class Operator:
             begun = time.perf_counter()
             try:
                 if not await self._namespaces.leads(key.namespace):
-                    reconciler.leave(key)
-                    return await self._leave(key)
+                    return await self._leave(key, reconciler)
                 return await reconciler.reconcile(key, published)
             except ConflictError:
                 self._metrics.reconcile_errors.labels("conflict").inc()
@@ -320,12 +319,13 @@ class Operator:
 
         return Controller(measured)
 
-    async def _leave(self, key: JobKey) -> PassResult:
+    async def _leave(self, key: JobKey, reconciler: Reconciler) -> PassResult:
         """Leave the job to the release that leads its namespace.
 
         Look again if that may change.
         """
         gone = not self._namespaces.may_change or await self._watched.get_job(key) is None
+        reconciler.leave(key, for_good=gone)
         return PassResult(requeue_after=NOT_LED_SECONDS, gone=gone)
 
     async def _first_passes(self, controller: Controller) -> None:

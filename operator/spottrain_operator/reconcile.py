@@ -49,6 +49,7 @@ from spottrain_operator.cluster.observe import (
     job_status,
     job_view,
     node_view,
+    orphans_pods,
     owned_by,
     pod_view,
     refusal,
@@ -155,7 +156,7 @@ class Reconciler:
             view = job_view(job)
         except NotUnderstoodError as error:
             if "deletionTimestamp" in job["metadata"]:
-                await self._clean_up(key, published)
+                await self._clean_up(key, published, keeps_pods=orphans_pods(job))
                 return PassResult(gone=True)
             await self._tell_address(key, pods)
             return await self._leave_alone(job, error)
@@ -338,7 +339,7 @@ class Reconciler:
             )
         return PassResult()
 
-    async def _clean_up(self, key: JobKey, published: Published) -> None:
+    async def _clean_up(self, key: JobKey, published: Published, *, keeps_pods: bool = False) -> None:
         """Delete the pods of a deleted job.
 
         Kubernetes does so too, but may start half a minute late for a new CRD.
@@ -347,8 +348,9 @@ class Reconciler:
         """
         pods = await self._tell_exit(key)
         await published(trains=False)
-        for meta in (each for each in pods if "deletionTimestamp" not in each):
-            await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
+        for meta in pods if not keeps_pods else ():
+            if "deletionTimestamp" not in meta:
+                await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
         self._forget(key)
 
     async def _tell_exit(self, key: JobKey) -> list[Manifest]:
@@ -367,10 +369,15 @@ class Reconciler:
         self._board.publish(key, dict.fromkeys(told, Assignment(action=AssignmentAction.EXIT)))
         return owned
 
-    def leave(self, key: JobKey) -> None:
-        """Drop what is kept of a job that this release leads no longer, or never did."""
-        self._reports.keep(key, frozenset())
-        self._board.publish(key, {})
+    def leave(self, key: JobKey, *, for_good: bool) -> None:
+        """Drop what is kept of a job that this release doesn't lead.
+
+        Reports and assignments stay unless it is `for_good`: the release may soon lead the job again, and its agents,
+        which have nothing new to report, would seem silent.
+        """
+        if for_good:
+            self._reports.keep(key, frozenset())
+            self._board.publish(key, {})
         self._forget(key)
 
     def _forget(self, key: JobKey) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 import urllib3
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
-from google.cloud.storage import Blob
 from google.cloud.storage.exceptions import DataCorruption
 
 from spottrain.checkpoint.errors import (
@@ -220,19 +218,6 @@ def test_a_damaged_record_of_tls_may_be_whole_the_next_time(status: int, tries: 
         with pytest.raises(StorageUnavailable, match=rf"s3://b/k .*{said}: .*BAD_RECORD_MAC"):
             read(storage)
         assert len(server.requests) == tries
-
-
-def test_objects_of_google_are_deleted_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting = threading.Barrier(8, timeout=60)
-    deleted = []
-
-    def delete(blob: Blob, **_: object) -> None:
-        meeting.wait()
-        deleted.append(blob.name)
-
-    monkeypatch.setattr(Blob, "delete", delete)
-    GcsStorage(bucket="b", endpoint_url="http://127.0.0.1:9").delete(str(number) for number in range(16))
-    assert sorted(deleted, key=int) == [str(number) for number in range(16)]
 
 
 @pytest.mark.usefixtures("s3_credentials")

@@ -32,6 +32,7 @@ LINE = b"2026-01-01T00:00:05.123456789Z stdout F hello\n"
         ({"sinceSeconds": "4"}, b""),
         ({"sinceTime": "2026-01-01T00:00:06Z"}, b""),
         ({"sinceTime": "2026-01-01T01:00:05+01:00"}, b"hello\n"),
+        ({"sinceTime": "2020-01-01T00:00:00"}, b"hello\n"),
     ],
 )
 def test_lines_are_shown_as_asked(query: dict[str, Any], expected: bytes) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from operator_world import KEY, CrashingCluster, World, job
+from spottrain_api.contract import AssignmentAction
 
 UNKNOWN: dict[str, Any] = {"colour": "red"}
 # Required, so that no default can stand for it.
@@ -168,13 +169,20 @@ async def test_what_cannot_be_read_at_all_is_left_as_it_is(spec: dict[str, Any],
     assert world.status["generation"]["number"] == 1
 
 
-async def test_what_cannot_be_read_at_all_holds_no_pods_once_it_is_being_deleted() -> None:
+@pytest.mark.parametrize(("finalizer", "num_left"), [("example.com/audit", 0), ("orphan", 3)])
+async def test_what_cannot_be_read_at_all_holds_no_nodes_once_it_is_being_deleted(
+    finalizer: str, num_left: int
+) -> None:
     world = await training(CrashingCluster())
+    pods = [pod["metadata"]["uid"] for pod in world.cluster.pods.values()]
     world.cluster.put_job(job(**UNREADABLE))
-    deleted = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["example.com/audit"]}
+    deleted = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [finalizer]}
     world.cluster.jobs[KEY]["metadata"] |= deleted
+    await world.reconciler.reconcile(KEY)
+    told = [await world.board.next(uid, after=None, timeout_seconds=5) for uid in pods]
+    assert all(each is not None and each.action is AssignmentAction.EXIT for each in told)
     await world.turn()
-    assert (world.cluster.pods, len(world.cluster.deleted)) == ({}, 3)
+    assert (len(world.cluster.pods), len(world.cluster.deleted)) == (num_left, 3 - num_left)
     assert b'job_name="gpt"' not in world.metrics.exposition()[0]
 
 

@@ -275,16 +275,20 @@ async def test_pods_of_a_job_that_is_gone_are_deleted_once() -> None:
     assert cluster.num_writes == before + len(cluster.pods)
 
 
-async def test_a_job_that_another_release_leads_leaves_neither_reports_nor_assignments() -> None:
+@pytest.mark.parametrize("for_good", [False, True])
+async def test_a_job_that_another_release_leads_leaves_reports_and_assignments_for_its_return_alone(
+    for_good: bool,
+) -> None:
     cluster = CrashingCluster()
     cluster.put_job(job())
     world = World(cluster)
     await world.until_running()
     pods = [pod["metadata"]["uid"] for pod in cluster.pods.values()]
     assert all(world.reports.knows(uid) and world.board.has_decided(uid) for uid in pods)
-    world.reconciler.leave(KEY)
-    assert not any(world.reports.knows(uid) or world.board.has_decided(uid) for uid in pods)
-    assert (world.reports.jobs, world.metrics.jobs, cluster.deleted) == (set(), set(), set())
+    world.reconciler.leave(KEY, for_good=for_good)
+    assert [world.reports.knows(uid) for uid in pods] == [not for_good] * len(pods)
+    assert [world.board.has_decided(uid) for uid in pods] == [not for_good] * len(pods)
+    assert (world.metrics.jobs, cluster.deleted) == (set(), set())
 
 
 async def test_pods_that_only_bear_the_labels_are_not_the_jobs() -> None:

@@ -205,6 +205,21 @@ async def test_an_echo_before_the_answer_wakes_nobody_if_it_shows_what_was_writt
         assert (after["spec"]["image"] == "other") is edited
 
 
+async def test_a_deletion_during_a_write_that_fails_is_told(world: World) -> None:
+    async with world.watched():
+        found = await world.job()
+        world.changes.clear()
+        world.direct.answers.clear()
+        world.direct.loses_answers = True
+        writing = asyncio.create_task(world.cluster.replace_job_status(found | {"status": {"phase": "Running"}}))
+        await until(lambda: world.direct.jobs[KEY].get("status"))
+        await world.direct.delete_job(KEY, uid=world.uid)
+        await until(lambda: world.cluster._jobs.get((KEY.namespace, KEY.name)) is None)
+        world.direct.answers.set()
+        await asyncio.wait({writing})
+        assert [(kind, change.after) for kind, change in world.changes] == [(Kind.JOBS, None)]
+
+
 async def test_a_pod_whose_creation_was_not_answered_is_looked_for(world: World) -> None:
     world.direct.loses_answers = True
     with pytest.raises(ClusterError):

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, LRSc
 import spottrain
 from one_rank_runs import STEPS, train
 from spottrain.checkpoint import UnsupportedState
+from spottrain.engines.buffers import check_buffers
 from spottrain.schedules import warmup_cosine
 from spottrain.world.failures import UserError
 from spottrain_api.contract import StabilityAction, StabilityConfig
@@ -107,6 +108,13 @@ def test_a_buffer_that_ranks_cannot_send_is_refused_by_its_name(
     said = capsys.readouterr().err
     assert "the buffer 0.mask is more than a plain tensor" in said
     assert "Register what .clone() or .to_dense() makes of it, or pass persistent=False" in said
+
+
+def test_buffers_without_values_are_left_alone() -> None:
+    model = nn.Sequential(nn.LazyBatchNorm1d(affine=False), nn.Linear(1, 1))  # the first values come with a sample
+    model[1].register_buffer("expanded", torch.ones(1).expand(0))
+    model[1].register_buffer("sparse", torch.empty(0, 3).to_sparse())
+    check_buffers(model)
 
 
 class Decay:

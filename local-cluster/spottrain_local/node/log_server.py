@@ -46,7 +46,7 @@ def parse_log_options(query: JSONObject, now: datetime) -> LogOptions:
         ValueError: It is invalid; the text is a sentence.
     """
     try:
-        since = datetime.fromisoformat(query["sinceTime"]) if query.get("sinceTime") else None
+        since = datetime.fromisoformat(query["sinceTime"]).astimezone(UTC) if query.get("sinceTime") else None
         if query.get("sinceSeconds"):
             since = now - timedelta(seconds=int(query["sinceSeconds"]))
         return LogOptions(

@@ -91,11 +91,16 @@ def job_view(job: Manifest) -> JobView:
         metadata_generation=meta.get("generation", 0),
         created_at=_time(meta["creationTimestamp"]),
         deleting="deletionTimestamp" in meta,
-        orphans_pods=_ORPHANS in meta.get("finalizers", ()),
+        orphans_pods=orphans_pods(job),
         status=job_status(job),
         not_understood=tuple(f"spec.{dotted(path)}" for path in unknown),
         too_large=tuple(f"spec.{path}" for path in large),
     )
+
+
+def orphans_pods(job: Manifest) -> bool:
+    """Whether the job's deletion is to leave its pods."""
+    return _ORPHANS in job["metadata"].get("finalizers", ())
 
 
 def job_status(job: Manifest) -> TrainingJobStatus:

@@ -206,7 +206,8 @@ class WatchedCluster:
         finally:
             # The watch may be ahead of the answer.
             shown = self._meanwhile.pop(key)
-            if shown is not None and shown.after != written:
+            is_own = written is not None and shown is not None and shown.after == written
+            if shown is not None and not is_own and (shown.before or shown.after):
                 self._job_changed(shown)
 
     async def delete_job(self, key: JobKey, *, uid: str) -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from spottrain.world.failures import UserError
 from spottrain_api.contract import FailureReason
@@ -26,13 +27,19 @@ class SharedBuffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Raises UserError for a buffer that the ranks can't share."""
         self._model = model
-        check_buffers(model)
 
     def share(self) -> None:
-        """Give all ranks rank 0's buffers. A collective if the model has any."""
-        take_over(buffer for _, buffer in _saved_buffers(self._model))
+        """Give all ranks rank 0's buffers. A collective if the model has any.
+
+        Raises:
+            UserError: The ranks can't share a buffer.
+        """
+        try:
+            take_over(buffer.detach() for _, buffer in _saved_buffers(self._model))
+        except RuntimeError:
+            check_buffers(self._model)
+            raise
 
 
 def take_over(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
@@ -53,7 +60,10 @@ def check_buffers(model: nn.Module) -> None:
 
     It is expanded, sparse, nested or conjugate. On another device, it may be plain: move the model first.
     """
-    for name, buffer in _saved_buffers(model):
+    for name, found in _saved_buffers(model):
+        if is_lazy(found) or not found.numel():
+            continue
+        buffer = found.detach()
         try:
             _bytes_of(whole := buffer.contiguous())
             if whole is not buffer:
@@ -74,7 +84,7 @@ def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(prefix, recurse=False):
             if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
-                yield name, buffer.detach()
+                yield name, buffer
 
 
 def _bytes_of(whole: torch.Tensor) -> torch.Tensor:

@@ -23,8 +23,8 @@ Tensors = dict[str, torch.Tensor]
 
 # Limit of the tensors among plain values, in total: they are read with every manifest.
 MAX_INLINE_BYTES = 1 << 20
-# Levels of containers in a state. A level takes up to three of JSON, of which pydantic reads 199 and writes more.
-MAX_LEVELS = 60
+# Levels of JSON in a state. Earlier versions read manifests with 199 levels, and all write more.
+MAX_LEVELS = 180
 _SHOWN_LEVELS = 5
 
 
@@ -106,11 +106,13 @@ def join(tree: Json, tensors: Mapping[str, Any]) -> Any:
     return {key: join(item, tensors) for key, item in tree.items()}
 
 
-def _encode(value: Any, path: tuple[str, ...], tensor: Callable[[tuple[str, ...], torch.Tensor], Json]) -> Json:
-    if len(path) > MAX_LEVELS:
+def _encode(
+    value: Any, path: tuple[str, ...], tensor: Callable[[tuple[str, ...], torch.Tensor], Json], level: int = 0
+) -> Json:
+    if level > MAX_LEVELS:
         raise UnsupportedState(
-            f"The state at {'.'.join(path[:_SHOWN_LEVELS])!r} is nested more than {MAX_LEVELS} levels deep. Turn it "
-            "into a flat list or dict first."
+            f"The state at {'.'.join(path[:_SHOWN_LEVELS])!r} is nested too deep. Turn it into a flat list or dict "
+            "first."
         )
     if is_tensor(value):
         return tensor(path, value)
@@ -127,20 +129,23 @@ def _encode(value: Any, path: tuple[str, ...], tensor: Callable[[tuple[str, ...]
     if kind is bytes:
         return {"$bytes": base64.b64encode(value).decode()}
     if kind in (list, tuple):
-        items = [_encode(item, (*path, str(index)), tensor) for index, item in enumerate(value)]
+        inner = level + (1 if kind is list else 2)
+        items = [_encode(item, (*path, str(index)), tensor, inner) for index, item in enumerate(value)]
         return items if kind is list else {"$tuple": items}
     if isinstance(value, dict):
-        return _encode_dict(value, path, tensor)
+        return _encode_dict(value, path, tensor, level)
     raise _unsupported(path, value)
 
 
 def _encode_dict(
-    value: dict[Any, Any], path: tuple[str, ...], tensor: Callable[[tuple[str, ...], torch.Tensor], Json]
+    value: dict[Any, Any], path: tuple[str, ...], tensor: Callable[[tuple[str, ...], torch.Tensor], Json], level: int
 ) -> Json:
-    encoded = [(key, _encode(item, (*path, str(key)), tensor)) for key, item in value.items()]
-    if all(type(key) is str and not key.startswith("$") for key in value):
+    has_names = all(type(key) is str and not key.startswith("$") for key in value)
+    inner = level + (1 if has_names else 3)
+    encoded = [(key, _encode(item, (*path, str(key)), tensor, inner)) for key, item in value.items()]
+    if has_names:
         return {_checked(key, (*path, key)): item for key, item in encoded}
-    return {"$items": [[_encode(key, (*path, "key"), tensor), item] for key, item in encoded]}
+    return {"$items": [[_encode(key, (*path, "key"), tensor, inner), item] for key, item in encoded]}
 
 
 def _checked(text: str, path: tuple[str, ...]) -> str:

@@ -42,7 +42,6 @@ from spottrain.checkpoint.stores.upload_body import UploadBody
 from spottrain_api.wording import one_line
 
 _PARTS = 4
-_PARALLEL_DELETES = 8
 _CONNECT_SECONDS = 5.0  # also the time in which the store has to take a piece of a body
 _SMALLEST_PART = 8 << 20
 _NO_ANSWER = (requests.RequestException, TransportError, OSError)
@@ -156,8 +155,9 @@ class GcsStorage:
                 yield blob.name.removeprefix(self._prefix), int(blob.size)
 
     def delete(self, keys: Iterable[str]) -> None:
-        with ThreadPoolExecutor(_PARALLEL_DELETES) as pool:
-            list(pool.map(self._delete, keys))
+        for key in keys:
+            with contextlib.suppress(ObjectNotFound), self._sentences(key):
+                self._blob(key).delete(**self._patience)
 
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         """Do nothing: `list` shows the parts of an unfinished upload.
@@ -165,10 +165,6 @@ class GcsStorage:
         They are objects, and `delete` removes them.
         """
         return 0
-
-    def _delete(self, key: str) -> None:
-        with contextlib.suppress(ObjectNotFound), self._sentences(key):
-            self._blob(key).delete(**self._patience)
 
     def _send(self, key: str, part: memoryview) -> None:
         if len(part) <= _SMALLEST_PART:
