@@ -71,8 +71,7 @@ def _holds_node(facts: PodFacts) -> bool:
 
 def _hours_held(facts: PodFacts, since: datetime, now: datetime) -> float:
     """Hours since the last record in which the pod had its node."""
-    placed_at = facts.pod.scheduled_at or facts.pod.created_at
-    return max(0.0, seconds_between(max(since, placed_at), now)) / _SECONDS_PER_HOUR
+    return max(0.0, seconds_between(max(since, facts.pod.placed_at), now)) / _SECONDS_PER_HOUR
 
 
 def price(capacity: Capacity, capacity_type: CapacityType, pool: str | None) -> float | None:

@@ -118,7 +118,7 @@ def _useless(situation: Situation, draft: Draft, facts: PodFacts, kept: bool) ->
         return "it waits for nodes of a pool that was edited or removed"
     if facts.unreachable:
         return "its node is gone or not ready"
-    placed_at = facts.pod.scheduled_at or facts.pod.created_at
+    placed_at = facts.pod.placed_at
     if facts.doom is not None and (not facts.holds_place or _longer_than(STUCK_START, placed_at, situation)):
         return facts.doom.message
     if not kept and facts.doom is None and _knows_notices(situation):
@@ -143,9 +143,7 @@ def _waits_for_old_pool(situation: Situation, facts: PodFacts) -> bool:
 
 def _stuck(situation: Situation, draft: Draft, facts: PodFacts) -> str | None:
     pod, generation = facts.pod, draft.status.generation
-    if pod.waiting_reason in CANNOT_START and _longer_than(
-        STUCK_START, pod.scheduled_at or pod.created_at, situation
-    ):
+    if pod.waiting_reason in CANNOT_START and _longer_than(STUCK_START, pod.placed_at, situation):
         return f"its container can't start ({pod.waiting_reason})"
     if generation is None:
         return None

@@ -274,7 +274,7 @@ def _last_chance(pod: PodView) -> datetime:
     # A missing volume is never mounted, but a disk may take minutes to attach.
     slow = pod.waiting_reason == WaitingReason.FAILED_MOUNT and "not found" not in (pod.waiting_message or "")
     patience = STUCK_START if slow else START_FAILURE_PATIENCE
-    return after(pod.scheduled_at or pod.created_at, patience)
+    return after(pod.placed_at, patience)
 
 
 def start_failures(situation: Situation, draft: Draft) -> list[PodFacts]:

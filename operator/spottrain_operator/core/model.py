@@ -54,6 +54,11 @@ class PodView:
     pool_hash: str | None = None  # None: an older release created the pod, or it has no pool
     protection: Mapping[str, str] = field(default_factory=dict)  # annotations that ask autoscalers to leave the node
 
+    @property
+    def placed_at(self) -> datetime:
+        """When it got its node. Until that is known, it is the time of its creation."""
+        return self.scheduled_at or self.created_at
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:

@@ -89,7 +89,7 @@ def waits_in_vain_sentence(situation: Situation, leaving: frozenset[str]) -> str
     for uid, facts in situation.pods.items():
         if facts.doom is not None and facts.waits_in_vain and uid not in leaving:
             pod = facts.pod
-            until = after(pod.scheduled_at or pod.created_at, STUCK_START)
+            until = after(pod.placed_at, STUCK_START)
             return f"pod {pod.name} can't train, and is replaced at {until:%H:%M:%S} UTC: {facts.doom.message}"
     return ""
 

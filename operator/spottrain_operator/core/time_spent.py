@@ -76,9 +76,7 @@ def spend_on_wait(situation: Situation, draft: Draft) -> Draft:
     if draft.status.phase is Phase.SUSPENDED:
         return _up_to(situation.now, draft, "suspended_seconds")
     placed = sorted(
-        facts.pod.scheduled_at or facts.pod.created_at
-        for facts in situation.pods.values()
-        if facts.usable and facts.pod.node is not None
+        facts.pod.placed_at for facts in situation.pods.values() if facts.usable and facts.pod.node is not None
     )
     minimum = situation.spec.nodes.min
     enough = len(placed) >= minimum
