@@ -15,6 +15,7 @@ from spottrain_agent import agent as agent_module
 from spottrain_agent.agent import Agent
 from spottrain_agent.generation_run import GenerationRun
 from spottrain_agent.settings import AgentSettings
+from spottrain_agent.zygote_process import LAUNCH_ATTEMPTS
 from spottrain_api.contract import (
     AgentPhase,
     Assignment,
@@ -82,6 +83,23 @@ async def test_an_error_of_the_agent_itself_is_reported(tmp_path: Path, monkeypa
     assert failure == Failure(reason=FailureReason.START_FAILED, message="The agent failed: KeyError('zygote')")
 
 
+def run_agent(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python code that starts an agent without an operator, until it ends.
+
+    Its modules may be in the folder.
+    """
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
+        "SPOTTRAIN_CONTROL_URL": "http://127.0.0.1:9",
+        "SPOTTRAIN_POD_NAME": "a-0",
+        "SPOTTRAIN_POD_UID": "u",
+        "SPOTTRAIN_POD_IP": "127.0.0.1",
+        "SPOTTRAIN_RUN_ROOT": str(folder),
+    }
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
 AGENT_THAT_GETS_SIGTERM_DURING_ITS_IMPORTS = """
 import os, runpy, signal, sys
 
@@ -96,15 +114,29 @@ runpy.run_module("spottrain_agent", run_name="__main__")
 
 
 def test_an_agent_that_gets_sigterm_before_its_handler_is_there_leaves(tmp_path: Path) -> None:
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "SPOTTRAIN_CONTROL_URL": "http://127.0.0.1:9",
-        "SPOTTRAIN_POD_NAME": "a-0",
-        "SPOTTRAIN_POD_UID": "u",
-        "SPOTTRAIN_POD_IP": "127.0.0.1",
-        "SPOTTRAIN_RUN_ROOT": str(tmp_path),
-    }
-    command = [sys.executable, "-c", AGENT_THAT_GETS_SIGTERM_DURING_ITS_IMPORTS]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ended = run_agent(AGENT_THAT_GETS_SIGTERM_DURING_ITS_IMPORTS, tmp_path)
     assert ended.returncode == 0
     assert "SIGTERM: leaving by" in ended.stderr
+
+
+AGENT_WITHOUT_PAUSES = """
+import sys
+from spottrain_agent import zygote_process
+from spottrain_agent.command import main
+
+zygote_process.RESTART_DELAY_SECONDS = 0.0
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "problem", ["ImportError('libcudart.so is missing')", "OSError('libcudart.so\\nis missing')"]
+)
+def test_an_agent_whose_image_can_not_import_torch_ends_with_that_sentence(tmp_path: Path, problem: str) -> None:
+    (tmp_path / "torch.py").write_text(f"print('importing'); raise {problem}")
+    ended = run_agent(AGENT_WITHOUT_PAUSES, tmp_path)
+    sentence = "The image's Python can't import torch: libcudart.so is missing. Install torch in the image."
+    lines = ended.stderr.splitlines()
+    assert (ended.returncode, lines[-1]) == (1, f"spottrain-agent: {sentence}")
+    assert sum(sentence in line for line in lines[:-1]) == 1, "it is logged once, however many zygotes end with it"
+    assert ended.stdout.count("importing") == LAUNCH_ATTEMPTS

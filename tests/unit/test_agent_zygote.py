@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from spottrain_agent import zygote_process
 from spottrain_agent.launcher import LaunchRequest
 from spottrain_agent.processes import Reaper
 from spottrain_agent.zygote import REQUIRED_MODULES, preload
-from spottrain_agent.zygote_process import LAUNCH_ATTEMPTS, LaunchFailed, ZygoteProcess
+from spottrain_agent.zygote_process import LaunchFailed, ZygoteProcess
 from spottrain_api.contract import Entrypoint
 
 
@@ -27,38 +26,6 @@ def test_a_module_that_is_not_there_is_passed_over_in_silence_and_a_broken_one_i
     monkeypatch.syspath_prepend(tmp_path)
     preload(["json", "spottrain_api.of_another_release", "breaks_at_import"])
     assert capsys.readouterr().err == "spottrain: not preloaded: breaks_at_import (libnothing.so is missing)\n"
-
-
-AGENT_WITHOUT_PAUSES = """
-import sys
-from spottrain_agent import zygote_process
-from spottrain_agent.command import main
-
-zygote_process.RESTART_DELAY_SECONDS = 0.0
-sys.exit(main())
-"""
-
-
-@pytest.mark.parametrize(
-    "problem", ["ImportError('libcudart.so is missing')", "OSError('libcudart.so\\nis missing')"]
-)
-def test_an_agent_whose_image_can_not_import_torch_ends_with_that_sentence(tmp_path: Path, problem: str) -> None:
-    (tmp_path / "torch.py").write_text(f"print('importing'); raise {problem}")
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
-        "SPOTTRAIN_CONTROL_URL": "http://127.0.0.1:9",
-        "SPOTTRAIN_POD_NAME": "a-0",
-        "SPOTTRAIN_POD_UID": "u",
-        "SPOTTRAIN_POD_IP": "127.0.0.1",
-        "SPOTTRAIN_RUN_ROOT": str(tmp_path),
-    }
-    command = [sys.executable, "-c", AGENT_WITHOUT_PAUSES]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    sentence = "The image's Python can't import torch: libcudart.so is missing. Install torch in the image."
-    lines = ended.stderr.splitlines()
-    assert (ended.returncode, lines[-1]) == (1, f"spottrain-agent: {sentence}")
-    assert sum(sentence in line for line in lines[:-1]) == 1, "it is logged once, however many zygotes end with it"
-    assert ended.stdout.count("importing") == LAUNCH_ATTEMPTS
 
 
 # The zygote's fork forks the launcher.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import kopf
@@ -22,6 +22,17 @@ from spottrain_operator.cluster.watched_cluster import WatchedCluster
 EMPTY = {"metadata": {"resourceVersion": "7"}, "items": []}
 
 
+@asynccontextmanager
+async def watching(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[KubernetesWatch]:
+    """The client of an API server with these answers."""
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    async with TestServer(application) as server:
+        info = kopf.ConnectionInfo(server=str(server.make_url("")))
+        async with KubernetesWatch(lambda: info) as watches:
+            yield watches
+
+
 async def test_lists_are_repeated_after_the_time_that_the_api_server_asks_for() -> None:
     asked_at: dict[str, list[float]] = {}
 
@@ -34,19 +45,15 @@ async def test_lists_are_repeated_after_the_time_that_the_api_server_asks_for() 
             return web.json_response({"message": "too many requests"}, status=429, headers={"Retry-After": "1"})
         return web.json_response(EMPTY)
 
-    application = web.Application()
-    application.router.add_get("/{path:.*}", answer)
-    async with TestServer(application) as server:
-        info = kopf.ConnectionInfo(server=str(server.make_url("")))
-        async with KubernetesWatch(lambda: info) as watches:
-            with pytest.raises(ClusterError, match="429: too many requests") as refusal:
-                await watches.list_kind(Kind.NODES)
-            assert refusal.value.retry_after == 1.0
-            asked_at.clear()
-            synced = asyncio.Event()
-            following = asyncio.create_task(WatchedCluster(MemoryCluster(), watches, lambda *_: None).follow(synced))
-            await asyncio.wait_for(synced.wait(), 20)
-            following.cancel()
+    async with watching(answer) as watches:
+        with pytest.raises(ClusterError, match="429: too many requests") as refusal:
+            await watches.list_kind(Kind.NODES)
+        assert refusal.value.retry_after == 1.0
+        asked_at.clear()
+        synced = asyncio.Event()
+        following = asyncio.create_task(WatchedCluster(MemoryCluster(), watches, lambda *_: None).follow(synced))
+        await asyncio.wait_for(synced.wait(), 20)
+        following.cancel()
     assert len(asked_at) == 3
     assert all(second - first >= 1.0 for first, second, *_ in asked_at.values())
 
@@ -69,14 +76,10 @@ async def test_pods_are_selected_by_the_operators_label_and_by_a_job() -> None:
         asked.append(request.query.get("labelSelector"))
         return web.json_response(EMPTY)
 
-    application = web.Application()
-    application.router.add_get("/{path:.*}", answer)
-    async with TestServer(application) as server:
-        info = kopf.ConnectionInfo(server=str(server.make_url("")))
-        async with KubernetesWatch(lambda: info) as watches:
-            await watches.list_kind(Kind.NODES)
-            await watches.list_kind(Kind.PODS)
-            await watches.list_kind(Kind.PODS, namespace="team", labels={LABEL_JOB: "gpt"})
+    async with watching(answer) as watches:
+        await watches.list_kind(Kind.NODES)
+        await watches.list_kind(Kind.PODS)
+        await watches.list_kind(Kind.PODS, namespace="team", labels={LABEL_JOB: "gpt"})
     of_jobs = "app.kubernetes.io/managed-by=spottrain,spottrain.dev/job,spottrain.dev/job!="
     assert asked == [None, of_jobs, f"{of_jobs},spottrain.dev/job=gpt"]
 
@@ -106,18 +109,14 @@ async def watched(pods: list[Manifest]) -> AsyncIterator[WatchedCluster]:
         version = max((each["metadata"]["resourceVersion"] for each in listed), default="7")
         return web.json_response({"metadata": {"resourceVersion": version}, "items": listed})
 
-    application = web.Application()
-    application.router.add_get("/{path:.*}", answer)
-    async with TestServer(application) as server:
-        info = kopf.ConnectionInfo(server=str(server.make_url("")))
-        async with KubernetesWatch(lambda: info) as watches:
-            cluster = WatchedCluster(MemoryCluster(), watches, lambda *_: None)
-            following = asyncio.create_task(cluster.follow(asyncio.Event()))
-            try:
-                yield cluster
-            finally:
-                following.cancel()
-                await asyncio.wait({following})
+    async with watching(answer) as watches:
+        cluster = WatchedCluster(MemoryCluster(), watches, lambda *_: None)
+        following = asyncio.create_task(cluster.follow(asyncio.Event()))
+        try:
+            yield cluster
+        finally:
+            following.cancel()
+            await asyncio.wait({following})
 
 
 async def until_known(cluster: WatchedCluster, *jobs: str) -> None:
