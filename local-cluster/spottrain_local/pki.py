@@ -60,6 +60,9 @@ class Authority:
         builder = _builder(subject, self._certificate.subject, key.public_key(), LEAF_DAYS)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        # Python asks for both identifiers from 3.13 on.
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = builder.add_extension(signer, critical=False)
         alternatives: list[x509.GeneralName] = [x509.DNSName(name) for name in names]
         alternatives += [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
         if alternatives:
@@ -91,6 +94,7 @@ def open_authority(folder: Path, name: str) -> Authority:
         builder = _builder(subject, subject, key.public_key(), AUTHORITY_DAYS)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(usage, critical=True)
+        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         # The key comes first: if the certificate is on the disk, the authority is complete.
         write_atomically(key_file, _private_pem(key))
         write_atomically(certificate_file, _certificate_pem(builder.sign(key, hashes.SHA256())))

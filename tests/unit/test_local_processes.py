@@ -8,6 +8,7 @@ import select
 import shutil
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -67,6 +68,19 @@ def test_a_port_that_a_server_has_on_all_addresses_is_not_free() -> None:
     with socket.create_server(("0.0.0.0", 0)) as server:
         port = server.getsockname()[1]
         assert free_port("127.200.1.1", port) != port
+
+
+async def test_certificates_suit_the_strict_checks_of_newer_pythons(tmp_path: Path) -> None:
+    authority = open_authority(tmp_path, "ca")
+    pair = authority.issue(tmp_path / "server", "server", addresses=["127.0.0.1"])
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(pair.certificate, pair.key)
+    trust = ssl.create_default_context(cafile=str(authority.certificate_file))
+    trust.verify_flags |= ssl.VERIFY_X509_STRICT  # the default from Python 3.13 on
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=tls)
+    async with server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), ssl=trust)
+        writer.close()
 
 
 def test_keys_are_for_the_user_alone_and_an_authority_is_kept(tmp_path: Path) -> None:
