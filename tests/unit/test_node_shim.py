@@ -23,7 +23,7 @@ import pytest
 
 from marked_processes import MARK, marked
 from spottrain_local.node import shim
-from spottrain_local.node.containers import ContainerInput, HostCommand
+from spottrain_local.node.containers import ContainerInput, HostCommand, StartError
 from spottrain_local.node.shimmed_processes import ATTACH_SOCKET, ShimmedProcess, ShimmedProcesses
 
 
@@ -79,6 +79,14 @@ async def test_an_exit_code_that_no_disk_takes_is_reported(tmp_path: Path, mark:
     (tmp_path / "0" / "exit.json.tmp").mkdir()
     (tmp_path / "go").touch()
     assert (await process.wait()).exit_code == 3
+
+
+async def test_a_variable_that_no_process_can_have_is_told(tmp_path: Path, mark: str) -> None:
+    command = HostCommand(
+        argv=("true",), env={"PATH": os.environ["PATH"], MARK: mark, "KEY": "\0"}, cwd=str(tmp_path)
+    )
+    with pytest.raises(StartError, match="The command 'true' cannot be started: embedded null byte"):
+        await ShimmedProcesses().start(command, directory=tmp_path / "0", log_path=tmp_path / "0.log")
 
 
 async def test_the_environment_is_exactly_the_given_one(tmp_path: Path, mark: str) -> None:
@@ -204,6 +212,17 @@ def test_a_log_continues_when_the_disk_has_room_again(tmp_path: Path, monkeypatc
             log.write(b"lost or not\n")
     log.write(b"recorded\n")
     assert (tmp_path / "log").read_text().endswith(" recorded\n")
+
+
+def test_half_a_record_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = shim.LogFile(str(tmp_path / "log"), 1000)
+    log.write(b"first\n")
+    whole = os.write
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", lambda fd, data: whole(fd, data[:10]))  # room for ten bytes
+        log.write(b"lost\n")
+    log.write(b"recorded\n")
+    assert [line.split(" ", 3)[3] for line in (tmp_path / "log").read_text().splitlines()] == ["first", "recorded"]
 
 
 async def attachable(tmp_path: Path, mark: str, given: ContainerInput, *argv: str) -> ShimmedProcess:

@@ -129,7 +129,11 @@ class LogFile:
         try:
             if self._size + len(record) > self._max_bytes:
                 self._move_aside()
-            self._size += os.write(self._fd, record)
+            written = os.write(self._fd, record)
+            if written < len(record):
+                os.ftruncate(self._fd, self._size)  # half a record would spoil the next one
+            else:
+                self._size += written
         except OSError:
             return  # A full disk loses output. It must not end the container.
 
@@ -236,6 +240,8 @@ def _exec(spec: dict[str, Any], source: int, output: int, errors: int, shim: int
         os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
     except OSError as error:
         os.write(errors, _start_failure(spec, error).encode())
+    except ValueError as error:  # a NUL byte in an argument or a variable
+        os.write(errors, f"The command {spec['argv'][0]!r} cannot be started: {error}.".encode())
     os._exit(128)
 
 
