@@ -1,5 +1,7 @@
 """Volumes as folders: content, live updates, tokens, and their places."""
 
+import errno
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,39 @@ async def test_a_config_map_is_updated_in_place(tmp_path: Path) -> None:
 async def test_what_cannot_be_set_up_is_named(tmp_path: Path, volume: dict[str, Any], sentence: str) -> None:
     with pytest.raises(VolumeError, match=sentence):
         await refreshed(tmp_path, FakeObjects(), {"name": "v", **volume})
+
+
+async def test_a_token_is_renewed_though_a_config_map_is_gone(tmp_path: Path) -> None:
+    objects, token = FakeObjects(), {"serviceAccountToken": {"path": "token"}}
+    objects.token_age = timedelta(minutes=50)
+    given = [{"name": "c", "configMap": {"name": "cm"}}, {"name": "t", "projected": {"sources": [token]}}]
+    volumes = await refreshed(tmp_path, objects, *given)
+    objects.data = None
+    with pytest.raises(VolumeError, match='volume "c": configmap "cm" not found'):
+        await volumes.refresh(pod(*given))
+    assert len(objects.token_requests) == 2
+
+
+async def test_a_host_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    volume = {"name": "v", "hostPath": {"path": str(file), "type": "FileOrCreate"}}
+    volumes = await refreshed(tmp_path / "pod", FakeObjects(), volume)
+    os.utime(file, (0, 0))
+    await volumes.refresh(pod(volume))
+    assert file.stat().st_mtime == 0
+
+
+def test_what_a_full_disk_does_not_take_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_atomically(tmp_path, {"a": VolumeFile(b"1")})
+    before = sorted(path.name for path in tmp_path.iterdir())
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk, pytest.raises(OSError, match="No space left"):
+        disk.setattr(Path, "write_bytes", full)
+        write_atomically(tmp_path, {"a": VolumeFile(b"2")})
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 async def test_optional_sources_may_be_absent(tmp_path: Path) -> None:

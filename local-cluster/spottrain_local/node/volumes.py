@@ -52,15 +52,11 @@ def write_atomically(directory: Path, files: Mapping[str, VolumeFile], group: in
     if old and _read_tree(old) == files:
         return False
     fresh = directory / f"..{datetime.now(UTC).strftime('%Y_%m_%d_%H_%M_%S.%f')}"
-    for name, file in files.items():
-        target = fresh / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.touch(mode=0o600)
-        target.write_bytes(file.content)
-        target.chmod(file.mode)
-        if group is not None:
-            os.chown(target, -1, group)
-    fresh.mkdir(exist_ok=True)
+    try:
+        _write_tree(fresh, files, group)
+    except OSError:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
     staged = directory / "..data_tmp"
     staged.unlink(missing_ok=True)
     staged.symlink_to(fresh.name)
@@ -69,6 +65,18 @@ def write_atomically(directory: Path, files: Mapping[str, VolumeFile], group: in
     if old:
         shutil.rmtree(old, ignore_errors=True)
     return True
+
+
+def _write_tree(root: Path, files: Mapping[str, VolumeFile], group: int | None) -> None:
+    root.mkdir()
+    for name, file in files.items():
+        target = root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch(mode=0o600)
+        target.write_bytes(file.content)
+        target.chmod(file.mode)
+        if group is not None:
+            os.chown(target, -1, group)
 
 
 def _read_tree(root: Path) -> dict[str, VolumeFile]:
@@ -104,15 +112,20 @@ class PodVolumes:
     async def refresh(self, pod: JSONObject) -> None:
         """Set up all volumes, or update them.
 
+        One that fails keeps no other from it: a token is renewed though a ConfigMap is gone.
+
         Raises:
             VolumeError: One of them cannot be set up yet.
         """
         self._pod = pod
+        failures = []
         for volume in pod["spec"].get("volumes") or []:
             try:
                 await self._refresh(volume)
             except (ContainerConfigError, ValueError, OSError) as error:
-                raise VolumeError(f'volume "{volume["name"]}": {error}') from error
+                failures.append((volume["name"], error))
+        for name, error in failures:
+            raise VolumeError(f'volume "{name}": {error}') from error
 
     async def _refresh(self, volume: JSONObject) -> None:
         directory = self._root / volume["name"]
@@ -238,7 +251,8 @@ def _check_host_path(source: JSONObject) -> None:
     if kind == "DirectoryOrCreate":
         path.mkdir(parents=True, exist_ok=True)
     elif kind == "FileOrCreate":
-        path.touch()
+        if not path.exists():
+            path.touch()
     elif kind and not path.exists():
         raise ValueError(f"hostPath {path} does not exist")
 
