@@ -56,7 +56,10 @@ class ClusterName(click.ParamType[Cluster]):
             return value
         if not CLUSTER_NAME.match(value):
             self.fail(f"{value!r} is not a valid name of a cluster. Use at most 32 of a-z, 0-9 and '-'.", param, ctx)
-        return open_cluster(value)
+        try:
+            return open_cluster(value)
+        except LocalClusterError as error:
+            raise click.ClickException(str(error)) from error
 
 
 def with_sentences(function: Callable[P, R]) -> Callable[P, R]:
@@ -68,6 +71,8 @@ def with_sentences(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except LocalClusterError as error:
             raise click.ClickException(str(error)) from error
+        except PermissionError as error:
+            raise click.ClickException(f"{error.filename} belongs to another user. Ask as that user.") from error
 
     return wrapped
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -307,9 +308,9 @@ class Cluster:
             # The supervisor also ends if a different `up` was faster. Then wait for that cluster.
             if supervisor and supervisor.poll() is not None and self._supervisor_pid() is None:
                 log = (self.layout.root / "supervisor.log").read_text().strip().splitlines()
+                reason = " ".join(log[-1:]) or _full(self.layout.root)
                 raise LocalClusterError(
-                    f"The cluster {self.layout.name} did not start. {' '.join(log[-1:])}"
-                    f" (More in {self.layout.root}.)"
+                    f"The cluster {self.layout.name} did not start. {reason} (More in {self.layout.root}.)"
                 )
             status = self.status()
             waiting_for = status["waitingFor"] if status else ["supervisor"]
@@ -323,6 +324,16 @@ class Cluster:
                     f" {', '.join(waiting_for)}. See the logs in {self.layout.logs}."
                 )
             time.sleep(POLL_SECONDS)
+
+
+def _full(folder: Path) -> str:
+    """Say that nothing can be written into a folder, if so."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        return f"{folder} can't be written: {error.strerror}."
+    return ""
 
 
 def _remove_containers() -> None:

@@ -31,13 +31,22 @@ def checkout_root() -> Path:
 
 def cache_root() -> Path:
     """Return the folder of built binaries, which all clusters of this user share."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spottrain"
+    return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "spottrain"
 
 
 def clusters_root() -> Path:
     """Return the folder that has a folder of state for each local cluster."""
     home = os.environ.get("SPOTTRAIN_LOCAL_HOME")
-    return Path(home).expanduser().absolute() if home else Path.home() / ".local" / "state" / "spottrain"
+    return Path(home).expanduser().absolute() if home else _home() / ".local" / "state" / "spottrain"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise LocalClusterError(
+            "This user has no home folder. Set HOME, or SPOTTRAIN_LOCAL_HOME and XDG_CACHE_HOME."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

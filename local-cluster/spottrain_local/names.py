@@ -18,6 +18,7 @@ Object = dict[str, Any]
 HEADER = "127.0.0.1 localhost\n"
 CLUSTER_DOMAIN = "svc.cluster.local"
 PRELOAD = "libnss_wrapper.so"
+FETCH_SECONDS = 20.0
 
 
 def hosts_file(services: Iterable[Object], pods: Iterable[Object]) -> str:
@@ -93,7 +94,9 @@ def _fetch_preload_library(target: Path) -> Path | None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         download = ["apt-get", "download", "-qq", "libnss-wrapper"]
-        if subprocess.run(download, cwd=folder, capture_output=True, check=False).returncode:
+        try:
+            subprocess.run(download, cwd=folder, capture_output=True, check=True, timeout=FETCH_SECONDS)
+        except subprocess.SubprocessError:
             return None
         for package in folder.glob("*.deb"):
             subprocess.run(["dpkg-deb", "-x", package, folder / "files"], check=False)

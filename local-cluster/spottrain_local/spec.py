@@ -1,10 +1,11 @@
 """The cluster that a user asks for: node pools, read from YAML."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.alias_generators import to_camel
 
 from spottrain_api.mistakes import mistakes
@@ -21,11 +22,33 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
 
+# What the API server takes. A node can't give itself other labels of Kubernetes' own domains: see
+# https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#noderestriction
+_NAME = r"([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]"
+_VALUE = rf"^({_NAME})?$"
+_PREFIX = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+_OF_KUBERNETES = re.compile(r"([^/]*\.)?(kubernetes|k8s)\.io/")
+_OF_KUBELETS = re.compile(
+    r"([^/]*\.)?(kubelet|node)\.kubernetes\.io/|(topology|failure-domain\.beta)\.kubernetes\.io/(zone|region)$"
+    r"|(beta\.)?kubernetes\.io/(hostname|arch|os|instance-type)$"
+)
+
+
+def _may_be_given(label: str) -> str:
+    if _OF_KUBERNETES.match(label) and not _OF_KUBELETS.match(label):
+        raise ValueError("a node can't give itself this label of Kubernetes; use a domain of your own")
+    return label
+
+
+_Key = Annotated[str, Field(pattern=rf"^({_PREFIX}/)?{_NAME}$")]
+_Value = Annotated[str, Field(pattern=_VALUE)]
+
+
 class TaintSpec(_Model):
     """A taint as Kubernetes writes it."""
 
-    key: Annotated[str, Field(description="Key, such as `example.com/team`.")]
-    value: Annotated[str, Field(description="Value.")] = ""
+    key: Annotated[_Key, Field(description="Key, such as `example.com/team`.")]
+    value: Annotated[_Value, Field(description="Value.")] = ""
     effect: Annotated[
         Literal["NoSchedule", "PreferNoSchedule", "NoExecute"],
         Field(description="What happens to pods that do not tolerate the taint."),
@@ -55,10 +78,10 @@ class NodePool(_Model):
     ] = "on-demand"
     gpus: Annotated[int, Field(ge=0, le=16, description="Number of GPUs (`nvidia.com/gpu`) of a node.")] = 8
     instance_type: Annotated[
-        str, Field(description="Instance type. If empty, the provider's smallest with as many GPUs.")
+        _Value, Field(description="Instance type. If empty, the provider's smallest with as many GPUs.")
     ] = ""
     zone: Annotated[
-        str,
+        _Value,
         Field(
             description="Zone, from which the region follows. If empty, `us-east-1a` for eks, `us-central1-a` for "
             "gke, `eastus-1` for aks."
@@ -78,7 +101,7 @@ class NodePool(_Model):
             description="Memory of a node, such as `32Gi`. If empty, that of the instance type.",
         ),
     ] = ""
-    labels: dict[str, str] = Field(
+    labels: dict[Annotated[_Key, AfterValidator(_may_be_given)], _Value] = Field(
         default_factory=dict, description="More labels of the nodes. They override those of the provider."
     )
     taints: list[TaintSpec] = Field(

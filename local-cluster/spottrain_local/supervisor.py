@@ -100,12 +100,13 @@ class Supervisor:
 
     def describe(self) -> dict[str, Any]:
         """Describe the cluster as `spottrain local status` shows it."""
+        waiting_for = ["its end"] if self._stop.is_set() else self.waiting_for
         children = [*self.parts, self.store_process, *([self.metrics_process] if self.metrics_process else [])]
         return {
             "name": self.layout.name,
             "runtime": "podman" if self.in_containers else "process",
-            "ready": not self.waiting_for,
-            "waitingFor": self.waiting_for,
+            "ready": not waiting_for,
+            "waitingFor": waiting_for,
             "server": self.control_plane.server,
             "kubeconfig": str(self.layout.kubeconfig),
             "store": self.store.environment(),

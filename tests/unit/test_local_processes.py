@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import select
@@ -12,6 +13,7 @@ import ssl
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -341,6 +343,40 @@ def test_state_that_can_not_be_read_is_told_and_deleted(
     assert "cannot be read. Delete it with `spottrain local down --delete`" in told.output
     assert CliRunner().invoke(local, ["down", "--delete"]).exit_code == 0
     assert not root.exists()
+
+
+def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("SPOTTRAIN_LOCAL_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", none)
+    told = CliRunner().invoke(local, ["status"])
+    assert isinstance(told.exception, SystemExit)
+    assert "This user has no home folder. Set HOME" in told.output
+
+
+def test_state_of_another_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setenv("SPOTTRAIN_LOCAL_HOME", str(tmp_path))
+    monkeypatch.setattr(Path, "open", refuse)
+    told = CliRunner().invoke(local, ["down"])
+    assert isinstance(told.exception, SystemExit)
+    assert "belongs to another user" in told.output
+
+
+def test_a_disk_that_is_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "supervisor.log").touch()  # its text has no room
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with subprocess.Popen(["false"]) as supervisor:
+        supervisor.wait()
+        with pytest.raises(LocalClusterError, match=r"did not start. .* can't be written: No space left on device"):
+            Cluster(layout=ClusterLayout(root=tmp_path))._wait_for(["nodes"], supervisor, None, 0.0)
 
 
 def test_a_folder_for_the_state_that_can_not_be_made_is_told(tmp_path: Path) -> None:

@@ -119,6 +119,13 @@ def test_gke_says_which_gpus() -> None:
         pytest.param("nodes: [a]", r"nodes\[0\]: This must be a mapping of fields\.", id="no pool"),
         pytest.param("nodes: [{count: 2}]", r"nodes\[0\].name: This field is required; add it\.", id="no name"),
         pytest.param("nodes: [{name: a, memory: 2K}]", r"nodes\[0\].memory: ", id="no quantity of Kubernetes"),
+        pytest.param("nodes: [{name: a, labels: {team: my team}}]", r"labels.team: .* pattern", id="label"),
+        pytest.param("nodes: [{name: a, labels: {no good!: x}}]", r"labels.* pattern", id="name of a label"),
+        pytest.param(
+            "nodes: [{name: a, labels: {node-role.kubernetes.io/gpu: ''}}]", "can't give itself this label", id="role"
+        ),
+        pytest.param("nodes: [{name: a, taints: [{key: 'a b', effect: NoSchedule}]}]", "key: .* pattern", id="taint"),
+        pytest.param("nodes: [{name: a, instanceType: p4d 24xlarge}]", "instanceType: .* pattern", id="type"),
         pytest.param("nodes: [{name: A_b}]", r"nodes\[0\].name: String should match pattern", id="name"),
     ],
 )
@@ -139,6 +146,11 @@ def test_a_node_file_that_is_no_text_is_refused_with_a_sentence(tmp_path: Path) 
 def test_missing_node_file(tmp_path: Path) -> None:
     with pytest.raises(LocalClusterError, match="cannot be read: No such file"):
         load_spec(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize("label", ["team", "example.com/a.b", "node.kubernetes.io/x", "topology.kubernetes.io/zone"])
+def test_a_node_may_give_itself_these_labels(label: str) -> None:
+    assert NodePool(name="a", labels={label: "x-1"}).labels == {label: "x-1"}
 
 
 def test_numbers_need_no_quotes(tmp_path: Path) -> None:
