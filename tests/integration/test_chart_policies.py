@@ -35,6 +35,8 @@ NOT_ITS_OWN = "operator creates, changes and deletes the pods of TrainingJobs al
 HOST = "share no network, processes or ports with their host"
 RIGHTS = "has more rights than jobs.allowedNetworks and policies.allowedCapabilities"
 TOKEN = "get no token for the API server"
+# The local API server's own audience, and that of a mesh.
+API_SERVER, ISTIO = "https://kubernetes.default.svc", "istio-ca"
 ANNOTATION = "get no devices or folders of their host by an annotation"
 Change = Callable[[Object], object]
 
@@ -49,6 +51,15 @@ def of_spec(**changes: Any) -> Change:
 
 def with_volume(**source: Any) -> Change:
     return lambda pod: pod["spec"]["volumes"].append({"name": "more", **source})
+
+
+def with_token(**source: Any) -> Change:
+    token = {"serviceAccountToken": {"path": "token", **source}}
+    return with_volume(name="token", projected={"sources": [token]})
+
+
+def refused_token(audience: str) -> str:
+    return f"for the audience {audience}, which is not in policies.allowedTokenAudiences of the chart spottrain"
 
 
 def annotated(key: str, value: str) -> Change:
@@ -78,7 +89,9 @@ BAD_PODS: dict[str, tuple[Change, str]] = {
     "host path": (with_volume(hostPath={"path": "/"}), "mount no folder of their host"),
     "TCPX's path": (with_volume(hostPath={"path": "/sys"}), "mount no folder of their host"),
     "automatic token": (of_spec(automountServiceAccountToken=True), TOKEN),
-    "token": (with_volume(projected={"sources": [{"serviceAccountToken": {"path": "token"}}]}), TOKEN),
+    "token": (with_token(), TOKEN),
+    "token for the API server by name": (with_token(audience=API_SERVER), refused_token(API_SERVER)),
+    "mesh's token": (with_token(audience=ISTIO), refused_token(ISTIO)),
     **{key: (annotated(key, value), ANNOTATION) for key, value in RIGHTS_BY_ANNOTATION.items()},
 }
 
@@ -115,13 +128,14 @@ def test_a_spec_that_is_nested_deeply_is_refused(held: Site, opens: str, closes:
         assert "spec is nested more than 20 levels deep; see podTemplate.volumes and deepspeed.config" in said(levels)
 
 
-MESH = {"name": "more", "projected": {"sources": [{"serviceAccountToken": {"path": "t", "audience": "istio-ca"}}]}}
+def test_the_operator_creates_pods_of_jobs(held: Site) -> None:
+    assert held.tries(held.account("operator"), held.pod()) == ""
 
 
-@pytest.mark.parametrize("more", [{}, {"volumes": [MESH]}], ids=["as built", "with a volume that a webhook adds"])
-def test_the_operator_creates_pods_of_jobs(held: Site, more: Object) -> None:
+@pytest.mark.parametrize("audience", ["sts.amazonaws.com", "pods.eks.amazonaws.com", "api://AzureADTokenExchange"])
+def test_a_webhook_may_add_a_token_for_the_cloud(held: Site, audience: str) -> None:
     pod = held.pod()
-    pod["spec"]["volumes"] += more.get("volumes", [])
+    with_token(audience=audience)(pod)
     assert held.tries(held.account("operator"), pod) == ""
 
 
@@ -249,9 +263,14 @@ def test_an_administrator_allows_networks_and_what_webhooks_add(site: Site) -> N
         initContainers=[{"name": "a", "image": "a", "securityContext": {"capabilities": {"add": ["NET_RAW"]}}}]
     )
     with_volume(hostPath={"path": "/var/run/agent"})(mesh)
+    with_token(audience=ISTIO)(mesh)
     for pod in (*pods.values(), mesh):
         assert site.tries(operator, pod) != ""
-    policies = {"allowedCapabilities": ["NET_RAW"], "allowedHostPaths": ["/var/run/agent"]}
+    policies = {
+        "allowedCapabilities": ["NET_RAW"],
+        "allowedHostPaths": ["/var/run/agent"],
+        "allowedTokenAudiences": [ISTIO],
+    }
     for values, allowed in (
         ({"jobs": {"allowedNetworks": ["efa"]}}, pods["efa"]),
         ({"jobs": {"allowedNetworks": ["tcpx"]}}, pods["tcpx"]),
