@@ -18,6 +18,7 @@ from spottrain_api.contract import (
     LABEL_MANAGED_BY,
     LONGEST_GRACE_SECONDS,
     MANAGED_BY,
+    NODE_DELETION_LEAD_SECONDS,
     POD_NOTICE_PREFIX,
     TAINTS,
     Notice,
@@ -167,10 +168,11 @@ def labels_of(node: Mapping[str, Any]) -> Mapping[str, str]:
 def node_notices(name: str, nodes: dict[str, Any], now: datetime) -> list[Notice]:
     """Notices from the Node object: its taints, and its deletion."""
     node = nodes.get(name)
-    if node is None or node["metadata"].get("deletionTimestamp"):
-        deleted = _notice(name, "node-deleted", "node-deleted", NoticeKind.PREEMPT, now, 0, now)
-        return [deleted.model_copy(update={"cancellable": False})]
+    if node is None:
+        return [_deletion(name, now, 0, now)]
     notices = []
+    if (deleted_at := node["metadata"].get("deletionTimestamp")) is not None:
+        notices.append(_deletion(name, _time(deleted_at, now), NODE_DELETION_LEAD_SECONDS, now))
     grace = shutdown_grace_seconds(labels_of(node))
     for taint in accepted_taints(node):
         meaning = TAINTS.get(taint["key"])
@@ -211,6 +213,11 @@ def _pods_lead(pod: dict[str, Any], condition: dict[str, Any], labels: Mapping[s
     if condition.get("reason") == SHUTDOWN and (grace := shutdown_grace_seconds(labels)) is not None:
         leads.append(grace)
     return min(leads)
+
+
+def _deletion(node: str, since: datetime, lead_seconds: float, now: datetime) -> Notice:
+    notice = _notice(node, "node-deleted", "node-deleted", NoticeKind.PREEMPT, since, lead_seconds, now)
+    return notice.model_copy(update={"cancellable": False})
 
 
 def _notice(

@@ -58,6 +58,22 @@ def test_a_node_that_shuts_down_has_what_its_label_says(stated: str, seconds: fl
 KARPENTER = "karpenter.sh/disrupted"
 
 
+def test_a_node_that_a_finalizer_holds_is_drained_and_one_that_is_gone_has_no_time_left() -> None:
+    """Karpenter puts a finalizer on each of its nodes, and its deletion of one begins the drain."""
+    held = tainted({"key": KARPENTER, "effect": "NoSchedule"})
+    held["metadata"] |= {"deletionTimestamp": NOW.isoformat(), "finalizers": ["karpenter.sh/termination"]}
+    notices = node_notices("n4", {"n4": held}, NOW)
+    assert [(notice.source, notice.deadline - NOW) for notice in notices] == [
+        ("node-deleted", timedelta(seconds=120)),
+        (f"taint:{KARPENTER}", timedelta(seconds=120)),
+    ]
+    generation = training_job().node(4, deleting=True).plan().status.generation
+    assert generation is not None
+    assert (generation.reason, generation.deadline) == ("Preempted", NOW + timedelta(seconds=120))
+    [gone] = node_notices("n4", {}, NOW)
+    assert (gone.id, gone.deadline) == (notices[0].id, NOW)
+
+
 def tainted(*taints: Any) -> dict[str, Any]:
     return {"metadata": {"name": "n4", "resourceVersion": "1"}, "spec": {"taints": list(taints)}}
 

@@ -46,6 +46,9 @@ TAINTS: Mapping[str, TaintMeaning] = {
     "ToBeDeletedByClusterAutoscaler": TaintMeaning(kind=NoticeKind.MAINTENANCE, lead_seconds=60),
     "DeletionCandidateOfClusterAutoscaler": TaintMeaning(kind=NoticeKind.REBALANCE, lead_seconds=600),
 }
+# A Node that is being deleted stays while finalizers hold it. Karpenter's holds it until its pods have left, as after
+# Karpenter's taint.
+NODE_DELETION_LEAD_SECONDS = TAINTS["karpenter.sh/disrupted"].lead_seconds
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from spottrain_api.contract import (
     DRAINING_KINDS,
+    NODE_DELETION_LEAD_SECONDS,
     TAINT_PREEMPTION,
     TAINTS,
     AgentReport,
@@ -66,7 +67,8 @@ def doom_of(
         dooms.append(Doom(message=f"pod {pod.name} {why} ({pod.disruption})", deadline=unknown))
     if not dooms and node is not None:
         dooms += [
-            Doom(message=message, deadline=unknown, before_pod=not joined) for message in _signals(node, newest)
+            Doom(message=message, deadline=after(now, lead), before_pod=not joined)
+            for message, lead in _signals(node, newest)
         ]
     return min(dooms, key=lambda doom: doom.deadline, default=None)
 
@@ -103,16 +105,16 @@ def _notices_of(pod: PodView, observed: Observed, now: datetime) -> list[Notice]
     return _standing(_newest(observed.nodes.get(pod.node or ""), report), report, pod, now)
 
 
-def _signals(node: NodeView, newest: Mapping[str, Notice]) -> list[str]:
-    """What a node without a notice in force shows of its loss, as a sentence.
+def _signals(node: NodeView, newest: Mapping[str, Notice]) -> list[tuple[str, float]]:
+    """What a node without a notice in force shows of its loss: sentences, each with the seconds that remain.
 
     The watcher's taint means nothing once its notice is taken back. The agent may know that before the node shows it.
     """
     if node.deleting:
-        return [f"node {node.name} is being deleted"]
+        return [(f"node {node.name} is being deleted", NODE_DELETION_LEAD_SECONDS)]
     cancelled = node.notice is not None and newest[node.notice.id].cancelled
     return [
-        f"node {node.name} is tainted {taint}"
+        (f"node {node.name} is tainted {taint}", UNKNOWN_LEAD)
         for taint in node.taints
         if taint in DOOMING_TAINTS and not (cancelled and taint == TAINT_PREEMPTION)
     ][:1]
