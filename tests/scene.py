@@ -59,6 +59,7 @@ def pod(sequence: int, **changes: Any) -> PodView:
         "scheduled_at": START,
         "ip": f"10.0.0.{sequence}",
         "container_started": True,
+        "grace_seconds": 120.0,
     }
     return PodView(**(fields | changes))
 

@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from spottrain_api.contract import (
+    DEFAULT_GRACE_SECONDS,
     LABEL_MANAGED_BY,
-    LONGEST_GRACE_SECONDS,
     MANAGED_BY,
     NODE_DELETION_LEAD_SECONDS,
     POD_NOTICE_PREFIX,
@@ -24,7 +24,7 @@ from spottrain_api.contract import (
     Notice,
     NoticeKind,
     accepted_taints,
-    shutdown_grace_seconds,
+    eviction_grace_seconds,
 )
 from spottrain_api.wording import one_line
 from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
@@ -35,9 +35,6 @@ logger = logging.getLogger(__name__)
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
 RETRY_SECONDS = 1.0
-DEFAULT_GRACE_SECONDS = 30
-# Reason of a pod's DisruptionTarget condition when its node shuts down.
-SHUTDOWN = "TerminationByKubelet"
 # Nothing can be added to a time near the ends of what a datetime holds.
 _YEARS = range(1970, 9000)
 
@@ -173,13 +170,12 @@ def node_notices(name: str, nodes: dict[str, Any], now: datetime) -> list[Notice
     notices = []
     if (deleted_at := node["metadata"].get("deletionTimestamp")) is not None:
         notices.append(_deletion(name, _time(deleted_at, now), NODE_DELETION_LEAD_SECONDS, now))
-    grace = shutdown_grace_seconds(labels_of(node))
     for taint in accepted_taints(node):
         meaning = TAINTS.get(taint["key"])
         if meaning is not None:
             since = _time(taint.get("timeAdded"), now)
             source = f"taint:{taint['key']}"
-            lead = grace if meaning.is_shutdown and grace is not None else meaning.lead_seconds
+            lead = meaning.lead_on(labels_of(node))
             notices.append(_notice(name, source, source, meaning.kind, since, lead, now))
     return notices
 
@@ -207,12 +203,9 @@ def _pods_lead(pod: dict[str, Any], condition: dict[str, Any], labels: Mapping[s
     The shortest of the known times counts.
     """
     asked = float(pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS))
-    leads = [min(max(asked, 0.0), LONGEST_GRACE_SECONDS)]
-    if (deleted_by := pod["metadata"].get("deletionTimestamp")) is not None:
-        leads.append((_time(deleted_by, since + timedelta(seconds=leads[0])) - since).total_seconds())
-    if condition.get("reason") == SHUTDOWN and (grace := shutdown_grace_seconds(labels)) is not None:
-        leads.append(grace)
-    return min(leads)
+    grace = eviction_grace_seconds(asked, condition.get("reason"), labels)
+    killed_at = _time(pod["metadata"].get("deletionTimestamp"), since + timedelta(seconds=grace))
+    return min(grace, (killed_at - since).total_seconds())
 
 
 def _deletion(node: str, since: datetime, lead_seconds: float, now: datetime) -> Notice:

@@ -10,6 +10,7 @@ import pytest
 from scene import NOW, training_job
 from spottrain_api.contract import LABEL_SHUTDOWN_GRACE, TAINTS, NoticeKind, TaintMeaning, shutdown_grace_seconds
 from spottrain_operator.cluster.observe import node_view, pod_view
+from spottrain_operator.core.timing import UNKNOWN_LEAD
 from spottrain_watcher.kubernetes_signals import node_notices, pod_notices
 from spottrain_watcher.node_marker import desired_change
 
@@ -45,6 +46,9 @@ def test_the_operator_knows_each_taint_that_the_watcher_knows(taint: str, meanin
     assert generation is not None
     only_a_hint = meaning.kind is NoticeKind.REBALANCE
     assert generation.reason == (None if only_a_hint else "Preempted")
+    # A deadline that has passed counts as unknown: the node is still there.
+    due = notice.deadline if meaning.lead_seconds else NOW + timedelta(seconds=UNKNOWN_LEAD)
+    assert generation.deadline == (None if only_a_hint else due)
 
 
 @pytest.mark.parametrize(("stated", "seconds"), [("105", 105), ("soon", 15)])
@@ -53,6 +57,10 @@ def test_a_node_that_shuts_down_has_what_its_label_says(stated: str, seconds: fl
     node["metadata"]["labels"] = {LABEL_SHUTDOWN_GRACE: stated}
     notices = node_notices("n4", {"n4": node}, NOW)
     assert [(notice.deadline - NOW).total_seconds() for notice in notices] == [seconds, 120]
+    view = node_view(node)
+    generation = training_job().node(4, taints=view.taints[::-1], labels=view.labels).plan().status.generation
+    assert generation is not None
+    assert generation.deadline == notices[0].deadline, "the operator takes the earlier one, too"
 
 
 KARPENTER = "karpenter.sh/disrupted"
@@ -185,10 +193,12 @@ def test_every_reason_of_a_disruption_is_heard_by_watcher_and_operator(reason: s
     pod = disrupted(reason)
     [notice] = pod_notices("n4", {}, {"job-4": pod}, NOW)
     assert (notice.id, notice.kind, notice.deadline) == ("pod/u4", NoticeKind.EVICT, NOW + timedelta(seconds=40))
-    scene = training_job().pod(4, disruption=pod_view(pod).disruption)
+    view = pod_view(pod)
+    disruption = {"disruption": view.disruption, "disrupted_at": view.disrupted_at}
+    scene = training_job().pod(4, grace_seconds=view.grace_seconds, **disruption)
     generation = scene.plan().status.generation
     assert generation is not None
-    assert generation.reason == "Preempted"
+    assert (generation.reason, generation.deadline) == ("Preempted", notice.deadline)
     [event] = [each for each in scene.plan().events if each.reason == "Preempted"]
     for text in (notice.source, event.message):
         assert text.isprintable()

@@ -20,6 +20,8 @@ from scene import (
     waiting_job,
 )
 from spottrain_api.contract import (
+    GKE_SPOT,
+    LABEL_SHUTDOWN_GRACE,
     AgentPhase,
     NoticeKind,
 )
@@ -73,6 +75,45 @@ def test_a_second_notice_brings_the_deadline_nearer() -> None:
     generation = scene.plan().status.generation
     assert generation is not None
     assert generation.deadline == NOW + timedelta(seconds=15)
+
+
+@pytest.mark.parametrize(
+    ("disruption", "labels", "seconds"),
+    [
+        ("EvictionByEvictionAPI", {}, 120),
+        ("EvictionByEvictionAPI", {GKE_SPOT: "true"}, 120),
+        ("TerminationByKubelet", {}, 120),
+        ("TerminationByKubelet", {GKE_SPOT: "true"}, 15),
+        ("TerminationByKubelet", {LABEL_SHUTDOWN_GRACE: "600"}, 120),
+    ],
+)
+def test_an_evicted_pod_has_its_grace_or_what_the_nodes_shutdown_leaves(
+    disruption: str, labels: dict[str, str], seconds: float
+) -> None:
+    """The API server writes the condition first, and deletes the pod after that.
+
+    A pass in between must not take the time from the drain.
+    """
+    since = NOW - timedelta(seconds=1)
+    evicted = training_job().node(4, labels=labels).pod(4, disruption=disruption, disrupted_at=since).decided()
+    killed_at = since + timedelta(seconds=seconds)
+    deleted = evicted.pod(4, deleting=True, deletion_deadline=since + timedelta(seconds=120)).decided()
+    for scene in (evicted, deleted):
+        generation = scene.observed.job.status.generation
+        assert generation is not None
+        assert (generation.state, generation.deadline) == (DRAINING, killed_at)
+
+
+@pytest.mark.parametrize(
+    "goes",
+    [{"disruption": "EvictionByEvictionAPI"}, {"deleting": True, "deletion_deadline": NOW + timedelta(hours=1)}],
+    ids=["eviction", "deletion"],
+)
+def test_a_pod_with_more_time_than_its_node_has_that_of_its_node(goes: dict[str, Any]) -> None:
+    scene = training_job().node(4, taints=("aws-node-termination-handler/spot-itn",))
+    generation = scene.pod(4, grace_seconds=3600, **goes).plan().status.generation
+    assert generation is not None
+    assert generation.deadline == NOW + timedelta(seconds=120)
 
 
 OLD_NOTICE = notice(2, lead=100, observed_at=START - timedelta(seconds=5))

@@ -24,7 +24,15 @@ from scene import (
     training_job,
     waiting_job,
 )
-from spottrain_api.contract import AgentPhase, Cause, CheckpointTimings, FailureReason, NodeWatch, WatchState
+from spottrain_api.contract import (
+    TAINT_PREEMPTION,
+    AgentPhase,
+    Cause,
+    CheckpointTimings,
+    FailureReason,
+    NodeWatch,
+    WatchState,
+)
 from spottrain_api.v1alpha1 import GenerationStatus, Phase, ProgressStatus, Transition
 from spottrain_operator.cluster.pod_events import wants_events
 from spottrain_operator.core import timing
@@ -187,8 +195,8 @@ def is_stopped_after_so_many_saves(num_saves: float) -> bool:
     return is_stopped(scene.later(num_saves * 200.0 + timing.DRAIN_OVERTIME))
 
 
-def is_stopped_in_an_eviction(seconds: float) -> bool:
-    scene = training_job().pod(4, disruption="EvictionByEvictionAPI").decided()
+def is_stopped_on_a_marked_node(seconds: float) -> bool:
+    scene = training_job().node(4, taints=(TAINT_PREEMPTION,)).decided()
     return is_stopped(scene.later(seconds + timing.DRAIN_OVERTIME))
 
 
@@ -403,7 +411,7 @@ BOUNDARIES = {
     "JUST_NOW": Boundary(drains_as_it_may_have_trained, False),
     "PLANNED_DRAIN": Boundary(is_stopped_in_a_planned_drain, False),
     "PLANNED_DRAIN_SAVES": Boundary(is_stopped_after_so_many_saves, False),
-    "UNKNOWN_LEAD": Boundary(is_stopped_in_an_eviction, False),
+    "UNKNOWN_LEAD": Boundary(is_stopped_on_a_marked_node, False),
     "DRAIN_OVERTIME": Boundary(is_stopped_after_the_deadline, False),
     "STOP_TIMEOUT": Boundary(is_given_up_while_it_stops, False),
     "NOTICE_EXPIRY": Boundary(is_believed, False),

@@ -46,7 +46,7 @@ def test_the_table_of_constants() -> None:
         ("notices", f"such as before the first step | {SILENT_ALONE:g} s |"),
         ("notices", f"the job's message says so after {NO_STEP:g} s."),
         ("notices", f"the watcher of a spot node | after {UNWATCHED:g} s,"),
-        ("notices", f"Unknown deadline (a taint without a time): {UNKNOWN_LEAD:g} s,"),
+        ("notices", f"Unknown deadline (the watcher's taint without its notice): {UNKNOWN_LEAD:g} s,"),
         ("generations", f"waits up to {FIRST_GENERATION_PATIENCE:g} s for more pods"),
         ("generations", f"later ones up to {NEXT_GENERATION_PATIENCE:g} s."),
         ("generations", f"at most every {GROWTH_INTERVAL:g} s,"),

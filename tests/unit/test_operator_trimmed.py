@@ -84,7 +84,11 @@ def pod(**status: Any) -> Manifest:
             "deletionTimestamp": AT,
             "managedFields": [{"manager": "spottrain"}],
         },
-        "spec": {"nodeName": "node-1", "containers": [{"name": "trainer", "env": [{"name": "A"}] * 100}]},
+        "spec": {
+            "nodeName": "node-1",
+            "terminationGracePeriodSeconds": 40,
+            "containers": [{"name": "trainer", "env": [{"name": "A"}] * 100}],
+        },
         "status": status,
     }
 

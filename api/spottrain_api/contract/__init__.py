@@ -106,12 +106,12 @@ from spottrain_api.contract.names import (
 )
 from spottrain_api.contract.nodes import (
     AKS_PRIORITY,
+    DEFAULT_GRACE_SECONDS,
     EKS_CAPACITY_TYPE,
     GKE_PREEMPTIBLE,
     GKE_SPOT,
     KARPENTER_CAPACITY_TYPE,
     LABEL_SHUTDOWN_GRACE,
-    LONGEST_GRACE_SECONDS,
     NODE_DELETION_LEAD_SECONDS,
     OKE_PREEMPTIBLE,
     SPOT_LABELS,
@@ -119,6 +119,7 @@ from spottrain_api.contract.nodes import (
     TOGETHER_COMPUTE_CLASS,
     TaintMeaning,
     accepted_taints,
+    eviction_grace_seconds,
     shutdown_grace_seconds,
 )
 from spottrain_api.contract.notices import (
@@ -176,6 +177,7 @@ __all__ = [
     "API_VERSION",
     "AUTO_INTERVAL",
     "CONTROL_PORT",
+    "DEFAULT_GRACE_SECONDS",
     "DRAINING_KINDS",
     "EKS_CAPACITY_TYPE",
     "ENV_AUDIT_DIR",
@@ -217,7 +219,6 @@ __all__ = [
     "LABEL_SEQUENCE",
     "LABEL_SHUTDOWN_GRACE",
     "LABEL_TEMPLATE_HASH",
-    "LONGEST_GRACE_SECONDS",
     "LONG_POLL_SECONDS",
     "MANAGED_BY",
     "MAX_INTEGER",
@@ -303,6 +304,7 @@ __all__ = [
     "WatchState",
     "accepted_taints",
     "clock_offset",
+    "eviction_grace_seconds",
     "is_lost_peer",
     "lost_peer_sentence",
     "outcome_file",

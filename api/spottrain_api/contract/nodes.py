@@ -20,6 +20,11 @@ class TaintMeaning:
     lead_seconds: float
     is_shutdown: bool = False
 
+    def lead_on(self, labels: Mapping[str, str]) -> float:
+        """Seconds from the taint until a node with these labels is gone."""
+        grace = shutdown_grace_seconds(labels) if self.is_shutdown else None
+        return self.lead_seconds if grace is None else grace
+
 
 # Taints with which termination handlers and autoscalers announce that a node will, or may, be taken away.
 TAINTS: Mapping[str, TaintMeaning] = {
@@ -88,6 +93,8 @@ SPOT_LABELS: Mapping[str, str] = {
 }
 # Set by whoever sets up a pool of nodes: seconds that the kubelet gives pods when the node shuts down.
 LABEL_SHUTDOWN_GRACE = "spottrain.dev/shutdown-grace-seconds"
+# Of a pod that names none, by Kubernetes.
+DEFAULT_GRACE_SECONDS = 30.0
 # A day. Longer ones are mistakes, and the longest can't be added to a time.
 LONGEST_GRACE_SECONDS = 86_400.0
 
@@ -95,6 +102,8 @@ LONGEST_GRACE_SECONDS = 86_400.0
 # GKE: 15 for pods, then 15 for critical ones. A pool may ask for more, up to 120, from 1.35 on.
 # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
 _PROVIDERS_SHUTDOWN_GRACE = {GKE_SPOT: 15.0, GKE_PREEMPTIBLE: 15.0}
+# Reason of a pod's DisruptionTarget condition when its node shuts down.
+_BY_SHUTDOWN = "TerminationByKubelet"
 
 
 def shutdown_grace_seconds(labels: Mapping[str, str]) -> float | None:
@@ -107,3 +116,18 @@ def shutdown_grace_seconds(labels: Mapping[str, str]) -> float | None:
         return float(stated)
     known = (grace for label, grace in _PROVIDERS_SHUTDOWN_GRACE.items() if labels.get(label) == "true")
     return min(known, default=None)
+
+
+def eviction_grace_seconds(grace_seconds: float, reason: str | None, labels: Mapping[str, str]) -> float:
+    """Seconds from a pod's DisruptionTarget condition until the pod is killed.
+
+    Whoever evicts the pod may leave it less: its deletionTimestamp, which comes after the condition, says so.
+
+    Args:
+        grace_seconds: The pod's terminationGracePeriodSeconds.
+        reason: The condition's reason.
+        labels: The labels of the pod's node.
+    """
+    asked = min(max(grace_seconds, 0.0), LONGEST_GRACE_SECONDS)
+    left = shutdown_grace_seconds(labels) if reason == _BY_SHUTDOWN else None
+    return asked if left is None else min(asked, left)

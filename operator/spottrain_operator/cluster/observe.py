@@ -16,6 +16,7 @@ from spottrain_api.contract import (
     ANNOTATION_POOL,
     ANNOTATION_POOL_HASH,
     ANNOTATION_WATCHER,
+    DEFAULT_GRACE_SECONDS,
     LABEL_CAPACITY_TYPE,
     LABEL_SEQUENCE,
     LABEL_TEMPLATE_HASH,
@@ -131,7 +132,7 @@ def pod_view(pod: Manifest) -> PodView:
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     state = trainer_status(status).get("state", {})
     terminated = state.get("terminated", {})
-    scheduled = conditions.get("PodScheduled", {})
+    scheduled, disrupted = conditions.get("PodScheduled", {}), conditions.get("DisruptionTarget", {})
     beside, init = state_beside(status), init_container(status)
     waiting = scheduled if scheduled.get("reason") == "Unschedulable" else (beside or state).get("waiting", {})
     ended = beside.get("terminated") or terminated
@@ -160,7 +161,9 @@ def pod_view(pod: Manifest) -> PodView:
         exit_reason=ended.get("reason"),
         exit_message=None if failed_start else last_line(terminated.get("message")),
         unschedulable_since=_transition(scheduled) if scheduled.get("reason") == "Unschedulable" else None,
-        disruption=_disruption(status, conditions),
+        disruption=_disruption(status, disrupted),
+        disrupted_at=_transition(disrupted) if _is_true(disrupted) else None,
+        grace_seconds=float(pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)),
         container_started="running" in state or bool(terminated and not failed_start),
         pool=annotations.get(ANNOTATION_POOL),
         pool_hash=annotations.get(ANNOTATION_POOL_HASH),
@@ -304,10 +307,9 @@ def _ready_since(status: Manifest, conditions: dict[str, Any]) -> datetime | Non
     return _time(running["startedAt"]) if "startedAt" in running else None
 
 
-def _disruption(status: Manifest, conditions: dict[str, Any]) -> str | None:
-    target = conditions.get("DisruptionTarget")
-    if _is_true(target):
-        return one_line(target.get("reason") or "DisruptionTarget", most=60) if target else None
+def _disruption(status: Manifest, condition: dict[str, Any]) -> str | None:
+    if _is_true(condition):
+        return one_line(condition.get("reason") or "DisruptionTarget", most=60)
     return "Evicted" if status.get("reason") == "Evicted" else None
 
 

@@ -41,6 +41,7 @@ _POD_METADATA = (
 )
 _POD_LABELS = (LABEL_JOB, LABEL_JOB_UID, LABEL_SEQUENCE, LABEL_CAPACITY_TYPE, LABEL_TEMPLATE_HASH)
 _OWNER = ("kind", "name", "uid", "controller")
+_POD_SPEC = ("nodeName", "terminationGracePeriodSeconds")
 _POD_STATUS = ("phase", "reason", "podIP")
 _POD_CONDITIONS = ("PodScheduled", "ContainersReady", "Ready", "DisruptionTarget")
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
@@ -75,7 +76,7 @@ def trimmed_pod(pod: Manifest) -> Manifest:
         "metadata": _only(meta, _POD_METADATA)
         | {"labels": _only(meta.get("labels") or {}, _POD_LABELS), "ownerReferences": owners}
         | ({"annotations": annotations} if annotations else {}),
-        "spec": _only(pod["spec"], ("nodeName",)),
+        "spec": _only(pod["spec"], _POD_SPEC),
         "status": kept,
     }
 

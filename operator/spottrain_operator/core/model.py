@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from spottrain_api.contract import TRAINER_CONTAINER, AgentReport, CapacityType, Notice
+from spottrain_api.contract import DEFAULT_GRACE_SECONDS, TRAINER_CONTAINER, AgentReport, CapacityType, Notice
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
 from spottrain_operator.core.timing import RECORD_INTERVAL
 
@@ -49,6 +49,8 @@ class PodView:
 
     unschedulable_since: datetime | None = None
     disruption: str | None = None  # reason of the DisruptionTarget condition, or status.reason "Evicted"
+    disrupted_at: datetime | None = None  # the DisruptionTarget condition's last transition, while it is true
+    grace_seconds: float = DEFAULT_GRACE_SECONDS  # spec.terminationGracePeriodSeconds
     container_started: bool = False  # the container runs, or has run
     pool: str | None = None
     pool_hash: str | None = None  # None: an older release created the pod, or it has no pool

@@ -18,6 +18,7 @@ from spottrain_api.contract import (
     Cause,
     Notice,
     NoticeKind,
+    eviction_grace_seconds,
 )
 from spottrain_api.v1alpha1 import GenerationStatus
 from spottrain_api.wording import one_line
@@ -55,17 +56,20 @@ def doom_of(
     that has `joined` the newest generation had none before, and any other may have had it.
     """
     newest = _newest(node, report)
+    standing = _standing(newest, report, pod, now)
     dooms = [
         Doom(message=_sentence(notice), deadline=notice.deadline, before_pod=notice.observed_at < pod.created_at)
-        for notice in _standing(newest, report, pod, now)
+        for notice in standing
     ]
-    unknown = after(now, UNKNOWN_LEAD)
     if pod.deleting:
-        dooms.append(Doom(message=f"pod {pod.name} is being deleted", deadline=pod.deletion_deadline or unknown))
+        killed_at = pod.deletion_deadline or after(now, UNKNOWN_LEAD)
+        dooms.append(Doom(message=f"pod {pod.name} is being deleted", deadline=killed_at))
     elif pod.disruption is not None:
         why = _MAKES_WAY if pod.disruption == _BY_SCHEDULER else "is being evicted"
-        dooms.append(Doom(message=f"pod {pod.name} {why} ({pod.disruption})", deadline=unknown))
-    if not dooms and node is not None:
+        grace = eviction_grace_seconds(pod.grace_seconds, pod.disruption, node.labels if node is not None else {})
+        killed_at = after(pod.disrupted_at or now, grace)
+        dooms.append(Doom(message=f"pod {pod.name} {why} ({pod.disruption})", deadline=killed_at))
+    if not standing and node is not None:
         dooms += [
             Doom(message=message, deadline=after(now, lead), before_pod=not joined)
             for message, lead in _signals(node, newest)
@@ -110,14 +114,13 @@ def _signals(node: NodeView, newest: Mapping[str, Notice]) -> list[tuple[str, fl
 
     The watcher's taint means nothing once its notice is taken back. The agent may know that before the node shows it.
     """
-    if node.deleting:
-        return [(f"node {node.name} is being deleted", NODE_DELETION_LEAD_SECONDS)]
     cancelled = node.notice is not None and newest[node.notice.id].cancelled
-    return [
-        (f"node {node.name} is tainted {taint}", UNKNOWN_LEAD)
-        for taint in node.taints
-        if taint in DOOMING_TAINTS and not (cancelled and taint == TAINT_PREEMPTION)
-    ][:1]
+    signals = [(f"node {node.name} is being deleted", NODE_DELETION_LEAD_SECONDS)] if node.deleting else []
+    for taint in node.taints:
+        if taint in DOOMING_TAINTS and not (cancelled and taint == TAINT_PREEMPTION):
+            lead = UNKNOWN_LEAD if taint == TAINT_PREEMPTION else TAINTS[taint].lead_on(node.labels)
+            signals.append((f"node {node.name} is tainted {taint}", lead))
+    return signals
 
 
 def _newest(node: NodeView | None, report: AgentReport | None) -> dict[str, Notice]:

@@ -57,8 +57,8 @@ JUST_NOW = 1.2
 # it is at least this many times a save: one may be under way, another follows, and the store may be slower.
 PLANNED_DRAIN = 120.0
 PLANNED_DRAIN_SAVES = 3
-# For a preemption without a known deadline (a taint, an eviction): the shortest notice of the large clouds, minus the
-# time that has passed already.
+# For a preemption without a known deadline (the watcher's taint without its notice, or a deadline that has passed):
+# the shortest notice of the large clouds, minus the time that has passed already.
 UNKNOWN_LEAD = 15.0
 # A watcher that restarts, or is replaced by a new version, is back within this time. After it, a job's condition says
 # that nobody hears the notices for a member's node.
