@@ -194,8 +194,8 @@ class KubernetesCloud:
         await self.change()
 
 
-def node_object(**spec: Any) -> dict[str, Any]:
-    return {"metadata": {"name": NODE, "resourceVersion": "1"}, "spec": spec}
+def node_object(uid: str = "n-1", **spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": NODE, "uid": uid, "resourceVersion": "1"}, "spec": spec}
 
 
 class Fault(StrEnum):

@@ -92,7 +92,7 @@ class KubernetesSource:
 
     async def _notices(self, objects: _Observed) -> AsyncIterator[tuple[Notice, ...]]:
         known: dict[str, Notice] = {}
-        told: tuple[Notice, ...] | None = None
+        told: tuple[str, tuple[Notice, ...]] | None = None
         while True:
             await objects.changed.wait()
             objects.changed.clear()
@@ -104,8 +104,10 @@ class KubernetesSource:
             seen = [*node_notices(self._name, objects.node, now), *pod_notices(self._name, labels, objects.pods, now)]
             known = {notice.id: merged(known.get(notice.id), notice) for notice in seen}
             notices = tuple(known.values())
-            if notices != told:
-                told = notices
+            # A Node that is registered anew has no mark. Between two lists, nothing else shows that it was gone.
+            news = (self._node["metadata"]["uid"], notices)
+            if news != told:
+                told = news
                 yield notices
 
     async def _follow(self, path: str, on_objects: Callable[[dict[str, Any]], None], **selectors: str) -> None:

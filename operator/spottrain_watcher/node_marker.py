@@ -60,6 +60,9 @@ class NodeMarker:
 
     def show(self, notice: Notice | None) -> None:
         self._notice, self._shows = notice, True
+        self.renew()
+
+    def renew(self) -> None:
         self._changed.set()
 
     async def run(self) -> None:

@@ -24,9 +24,13 @@ TROUBLE_SECONDS = 1.0
 
 
 class Marker(Protocol):
-    """Shows the notice for the whole node."""
+    """Shows the notice for the whole node, and that a watcher runs there."""
 
     def show(self, notice: Notice | None) -> None: ...
+
+    def renew(self) -> None:
+        """Write again what was written last."""
+        ...
 
 
 class Watcher:
@@ -44,6 +48,7 @@ class Watcher:
         self._ledger = Ledger()
         self._trouble = self._present_trouble()
         self._starting = self._only_starting()
+        self._owns_mark = False
         self._changed = asyncio.Condition()
 
     async def run(self, late: Awaitable[SignalSource] | None = None) -> None:
@@ -113,8 +118,12 @@ class Watcher:
             logger.info("%s announces: %s", source.name, [notice.to_json() for notice in notices])
             shown = self._ledger.for_node()
             # Until all sources have reported, a mark of an earlier watcher may be right. A hint doesn't replace it.
-            if self._has_heard_all() or (shown is not None and shown.makes_drain):
+            # Once it is replaced, the Node shows what this watcher says.
+            self._owns_mark |= self._has_heard_all() or (shown is not None and shown.makes_drain)
+            if self._owns_mark:
                 self._marker.show(shown)
+            else:
+                self._marker.renew()  # the Node may have been registered anew
 
     def _has_heard_all(self) -> bool:
         """Whether each source has reported since the start."""

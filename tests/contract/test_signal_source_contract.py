@@ -300,6 +300,16 @@ async def test_kubernetes_deletion_of_the_node_is_final(kubernetes: KubernetesCl
     assert (notice.source, notice.cancellable) == ("node-deleted", False)
 
 
+async def test_kubernetes_a_node_that_is_registered_anew_between_two_lists_is_reported(
+    kubernetes: KubernetesCloud,
+) -> None:
+    answers = following(kubernetes)
+    assert await within(30, answers) == ()
+    kubernetes.node = node_object(uid="n-2")
+    await kubernetes.change()
+    assert await within(30, answers) == (), "nothing is announced, but the Node has lost the watcher's mark"
+
+
 def disrupted(reason: str) -> dict[str, Any]:
     """A pod with the condition since 40 s before the deadline, its grace period."""
     since = {"lastTransitionTime": (DEADLINE - 40 * SECOND).isoformat()}

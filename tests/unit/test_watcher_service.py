@@ -43,6 +43,9 @@ class MemoryMarker:
 
     def show(self, notice: Notice | None) -> None:
         self.shown.append(notice)
+        self.renew()
+
+    def renew(self) -> None:
         self.changed.set()
 
 
@@ -143,16 +146,27 @@ async def test_a_hint_leaves_an_earlier_watchers_mark_until_all_sources_have_rep
         service = Service(client, (kubernetes, ec2), marker)
         while (await service.ask()).notices != (hint,):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        await kubernetes.announce(hint, NOTICE)
+        await marker.changed.wait()
+        assert marker.shown == [], "it only renews the mark, as the Node may have been registered anew"
+        marker.changed.clear()
+        ec2.has_answered.set()
+        await marker.changed.wait()
+        assert marker.shown == [hint]
+    running.cancel()
+
+
+async def test_a_watcher_that_hears_no_cloud_takes_back_what_it_has_shown() -> None:
+    kubernetes, ec2, marker = MemorySource("kubernetes"), SilentSource("ec2"), MemoryMarker()
+    ec2.trouble = "EC2's metadata service is away."
+    await kubernetes.announce(NOTICE)
+    running = asyncio.create_task(Watcher([kubernetes, ec2], marker, "proof").run())
+    async with asyncio.timeout(10):
         await marker.changed.wait()
         assert marker.shown == [NOTICE]
         marker.changed.clear()
-        await kubernetes.announce(hint)
-        while NOTICE in (await service.ask()).notices:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        ec2.has_answered.set()
+        await kubernetes.announce()
         await marker.changed.wait()
-        assert marker.shown == [NOTICE, hint]
+        assert marker.shown == [NOTICE, None]
     running.cancel()
 
 
