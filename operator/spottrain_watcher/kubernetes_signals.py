@@ -99,7 +99,7 @@ class KubernetesSource:
             if objects.node is None or objects.pods is None:
                 continue
             now = datetime.now(UTC)
-            self._node = objects.node.get(self._name, self._node)
+            self._node = next(iter(objects.node.values()), self._node)
             labels = labels_of(self._node)
             seen = [*node_notices(self._name, objects.node, now), *pod_notices(self._name, labels, objects.pods, now)]
             known = {notice.id: merged(known.get(notice.id), notice) for notice in seen}
@@ -113,13 +113,13 @@ class KubernetesSource:
     async def _follow(self, path: str, on_objects: Callable[[dict[str, Any]], None], **selectors: str) -> None:
         """List, then watch, for ever.
 
-        `on_objects` gets all objects by name after each change.
+        `on_objects` gets all objects by uid after each change.
         """
         while True:
             try:
                 listed = await self._api.get(path, **selectors)
                 self._troubles.pop(path, None)
-                objects = {item["metadata"]["name"]: item for item in listed["items"]}
+                objects = {item["metadata"]["uid"]: item for item in listed["items"]}
                 on_objects(objects)
                 version = listed["metadata"]["resourceVersion"]
                 async for event in self._api.watch(path, version, **selectors):
@@ -132,7 +132,10 @@ class KubernetesSource:
 
 
 class _Observed:
-    """The newest node and pods by name; None until they are listed."""
+    """The newest node and pods by uid; None until they are listed.
+
+    Pods of different namespaces may have the same name.
+    """
 
     def __init__(self) -> None:
         self.node: dict[str, Any] | None = None
@@ -152,11 +155,11 @@ def _apply(objects: dict[str, Any], event: dict[str, Any]) -> None:
     if event["type"] == "ERROR":
         # Usually 410 Gone: the version is too old to watch from, so list again.
         raise KubernetesError(f"watch ended: {event['object'].get('message')}", event["object"].get("code"))
-    name = event["object"]["metadata"]["name"]
+    uid = event["object"]["metadata"]["uid"]
     if event["type"] == "DELETED":
-        objects.pop(name, None)
+        objects.pop(uid, None)
     elif event["type"] in ("ADDED", "MODIFIED"):
-        objects[name] = event["object"]
+        objects[uid] = event["object"]
 
 
 def labels_of(node: Mapping[str, Any]) -> Mapping[str, str]:
@@ -166,7 +169,7 @@ def labels_of(node: Mapping[str, Any]) -> Mapping[str, str]:
 
 def node_notices(name: str, nodes: dict[str, Any], now: datetime) -> list[Notice]:
     """Notices from the Node object: its taints, and its deletion."""
-    node = nodes.get(name)
+    node = next(iter(nodes.values()), None)
     if node is None:
         return [_deletion(name, now, 0, now)]
     notices = []

@@ -336,6 +336,14 @@ async def test_kubernetes_disruption_of_a_pod_names_the_pod(kubernetes: Kubernet
     assert notice.deadline == DEADLINE - 9 * SECOND, "whoever deletes it may leave it less"
 
 
+async def test_kubernetes_pods_of_one_name_in_two_namespaces_are_told_apart(kubernetes: KubernetesCloud) -> None:
+    evicted = disrupted("EvictionByEvictionAPI")
+    other: dict[str, Any] = {"metadata": {"name": "train-1", "uid": "u-2"}, "spec": {}, "status": {}}
+    kubernetes.pods = [evicted, other]
+    (notice,) = await within(30, following(kubernetes))
+    assert notice.id == "pod/u-1"
+
+
 async def test_kubernetes_an_eviction_that_leaves_less_shortens_the_notice_of_its_condition(
     kubernetes: KubernetesCloud,
 ) -> None:
