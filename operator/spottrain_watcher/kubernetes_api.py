@@ -15,8 +15,8 @@ from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, SERVICEACCOUNT_DIR
 
 TIMEOUT = aiohttp.ClientTimeout(total=10, sock_connect=3)
 WATCH_SECONDS = 240
-# The server ends a watch by itself; a connection that is silent for longer is dead.
-WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=3, sock_read=WATCH_SECONDS + 30)
+# A watch that died silently shows nothing: the server sends a bookmark every minute.
+WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=3, sock_read=70)
 # A watch event holds a whole object on one line. etcd holds none above 1.5 MiB, but pods and nodes not as JSON, which
 # takes six bytes for each <, > and &.
 MAX_LINE_BYTES = 10 * 2**20
@@ -83,10 +83,17 @@ class KubernetesApi:
     async def watch(self, path: str, resource_version: str, **params: str) -> AsyncIterator[dict[str, Any]]:
         """Yield the events after `resource_version`, until the server ends the watch.
 
+        Bookmarks are left out: they only show that the server is there.
+
         Raises:
             KubernetesError: There was no usable answer.
         """
-        query = params | {"watch": "true", "resourceVersion": resource_version, "timeoutSeconds": str(WATCH_SECONDS)}
+        query = params | {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
         try:
             async with self._session.get(
                 self._url + path,
@@ -98,7 +105,9 @@ class KubernetesApi:
             ) as response:
                 await _check(response)
                 async for line in response.content:
-                    yield json.loads(line)
+                    event = json.loads(line)
+                    if event["type"] != "BOOKMARK":
+                        yield event
         except (aiohttp.ClientError, LineTooLong, TimeoutError, OSError, ValueError) as error:
             raise KubernetesError(f"watch of {path}: {error!r}") from error
 

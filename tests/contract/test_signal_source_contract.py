@@ -39,7 +39,7 @@ from spottrain_watcher.__main__ import _cloud_source
 from spottrain_watcher.azure import PATH_EVENTS, PATH_NAME
 from spottrain_watcher.ec2 import ENV_ENDPOINT, PATH_INSTANCE_ACTION, PATH_MAINTENANCE, PATH_REBALANCE, Ec2Source
 from spottrain_watcher.gce import ENV_HOST
-from spottrain_watcher.kubernetes_api import KubernetesApi
+from spottrain_watcher.kubernetes_api import WATCH_TIMEOUT, KubernetesApi
 from spottrain_watcher.kubernetes_signals import KubernetesSource
 from spottrain_watcher.provider import Provider
 
@@ -372,6 +372,25 @@ async def test_kubernetes_a_pod_that_is_too_large_for_a_watch_is_listed(
     await kubernetes.change()
     (notice,) = await within(30, answers)
     assert notice.id == "pod/u-1"
+
+
+async def test_kubernetes_a_watch_without_the_bookmark_of_each_minute_counts_as_dead(tmp_path: Path) -> None:
+    bookmark = {"type": "BOOKMARK", "object": {"kind": "Node", "metadata": {"resourceVersion": "2"}}}
+    changed = {"type": "MODIFIED", "object": node_object()}
+
+    async def watch(request: web.Request) -> web.Response:
+        assert request.query["allowWatchBookmarks"] == "true"
+        return web.Response(text=f"{json.dumps(bookmark)}\n{json.dumps(changed)}\n")
+
+    application = web.Application()
+    application.router.add_get("/api/v1/nodes", watch)
+    url, runner = await serve(application)
+    (tmp_path / "token").write_text("token")
+    async with aiohttp.ClientSession() as session:
+        api = KubernetesApi(session, url, tmp_path / "token", None)
+        assert [event async for event in api.watch("/api/v1/nodes", "1")] == [changed]
+    await runner.cleanup()
+    assert 60 < (WATCH_TIMEOUT.sock_read or 0) <= 70
 
 
 @pytest.mark.parametrize(
