@@ -46,6 +46,10 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 
 
+class AddressError(Exception):
+    """The watcher can't listen at its address."""
+
+
 async def _read_node(api: KubernetesApi, node: str) -> dict[str, Any]:
     while True:
         try:
@@ -111,6 +115,17 @@ async def _late_cloud(cloud_source: Callable[[], SignalSource | None]) -> Signal
         await asyncio.sleep(RETRY_SECONDS)
 
 
+async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno is not None else error
+        raise AddressError(
+            f"can't listen at port {port} of {host}: {why}. "
+            "Stop what uses the port, or choose another one with the chart's value watcher.port."
+        ) from error
+
+
 async def _watch(session: aiohttp.ClientSession, environ: Mapping[str, str]) -> None:
     """Watch and serve until cancelled."""
     node, named = environ[ENV_NODE_NAME], provider_from_environment(environ)
@@ -127,7 +142,7 @@ async def _watch(session: aiohttp.ClientSession, environ: Mapping[str, str]) -> 
     runner = bounded_runner(watcher.application(), shutdown_timeout=0.5)
     await runner.setup()
     try:
-        await web.TCPSite(runner, environ[ENV_HOST_IP], int(environ.get(ENV_WATCHER_PORT) or WATCHER_PORT)).start()
+        await _listen(runner, environ[ENV_HOST_IP], int(environ.get(ENV_WATCHER_PORT) or WATCHER_PORT))
         late = _late_cloud(cloud_source) if cloud is None and named is None else None
         await asyncio.gather(watcher.run(late), marker.run())
     finally:
@@ -157,7 +172,7 @@ def main() -> int:
             return 2
     try:
         asyncio.run(_serve(os.environ))
-    except (KubernetesError, UnknownProvider) as error:
+    except (KubernetesError, UnknownProvider, AddressError) as error:
         print(f"spottrain-watcher: {error}", file=sys.stderr)
         return 2
     return 0

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -330,6 +332,31 @@ async def test_its_port_holds_and_logs_little_for_who_sends_half_a_request(
         finally:
             watching.cancel()
             await asyncio.wait({watching})
+
+
+def test_a_port_that_is_taken_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def of_no_cloud(*_: object) -> dict[str, Any]:
+        return node_object()
+
+    untouched = SimpleNamespace(configure=lambda _: None, remember=lambda **_: None)
+    monkeypatch.setattr(program, "logs", untouched)  # the log is that of all tests
+    monkeypatch.setattr(program, "_read_node", of_no_cloud)
+    away = "http://127.0.0.1:1"
+    monkeypatch.setattr(
+        KubernetesApi, "in_cluster", lambda session, _: KubernetesApi(session, away, tmp_path / "token", None)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        named = {"SPOTTRAIN_NODE_NAME": NODE, "SPOTTRAIN_HOST_IP": "127.0.0.1", "SPOTTRAIN_WATCHER_PORT": str(port)}
+        for name, value in named.items():
+            monkeypatch.setenv(name, value)
+        assert program.main() == 2
+    assert capsys.readouterr().err == (
+        f"spottrain-watcher: can't listen at port {port} of 127.0.0.1: Address already in use. "
+        "Stop what uses the port, or choose another one with the chart's value watcher.port.\n"
+    )
 
 
 def test_an_unknown_provider_is_refused_before_anything_else() -> None:
