@@ -7,6 +7,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 MAX_SLEW = 0.1
+# Slowly, this takes ten minutes. A suspension of the machine for hours would take days.
+FAR_OFF = timedelta(minutes=1)
 
 
 class SteadyClock:
@@ -16,6 +18,8 @@ class SteadyClock:
 
     Decisions compare moments. If the clock leapt an hour forward, every agent would seem silent for an hour, and
     every job would seem to hang. Monotonic time is not enough, because a cloud's deadline is a time of day.
+
+    If the two differ by more than FAR_OFF, the operator sets this clock, and begins anew.
     """
 
     def __init__(
@@ -35,3 +39,14 @@ class SteadyClock:
         self._now += passed + max(-MAX_SLEW * passed, min(behind, MAX_SLEW * passed))
         self._at = at
         return self._now
+
+    @property
+    def off(self) -> timedelta:
+        """How far the wall clock is ahead of this one."""
+        return self._wall() - self()
+
+    def set(self) -> timedelta:
+        """Take over the time of the wall clock, and return how far ahead that was."""
+        off = self.off
+        self._now += off
+        return off

@@ -19,7 +19,7 @@ from pathlib import Path
 from aiohttp import web
 
 from spottrain_api.contract import HEALTH_PORT, METRICS_PORT
-from spottrain_operator.clock import SteadyClock
+from spottrain_operator.clock import FAR_OFF, SteadyClock
 from spottrain_operator.cluster.cache import Change
 from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind, WatchClient
 from spottrain_operator.cluster.control_address import ControlAddress
@@ -55,6 +55,8 @@ logger = logging.getLogger(__name__)
 
 # How long agents are kept out at most while a new operator decides on their jobs.
 FIRST_PASSES_SECONDS = 15.0
+# Between two looks at whether the clock is far off.
+CLOCK_SECONDS = 1.0
 # Until a namespace that isn't led may have got the labels for it.
 NOT_LED_SECONDS = 30.0
 ANY_ADDRESS = ("0.0.0.0", "::")
@@ -200,22 +202,24 @@ class Operator:
                 stack.push_async_callback(_end, comparing)
             while self._is_prepared() and self._election.is_leader and not stop.is_set():
                 await self._act(stop, following)
-                if not self._election.is_leader and not stop.is_set():
+                if not stop.is_set():
                     await _first_of(stop.wait(), self._election.regain(), asyncio.shield(following))
             if not self._election.is_leader and not stop.is_set():
                 raise LeadershipLostError
         logger.info("stopped")
 
     async def _act(self, stop: asyncio.Event, following: asyncio.Task[None]) -> None:
-        """Make passes as long as this process leads.
+        """Make passes as long as this process leads, and its clock isn't far off.
 
         A leader that can't renew its lease stops at once, and is not ready, because another may lead. If it leads on
-        later, it begins as a new operator does: what it knew of the agents is old by then.
+        later, it begins as a new operator does: what it knew of the agents is old by then. So does one whose clock
+        is far off: it can't compare earlier times with later ones, and may have been suspended while another led.
 
         Agents are kept out until the first passes have decided on their jobs: nobody could tell them anything before,
         and with a thousand jobs, the operator would do little but refuse them. Until then, none counts as silent.
         """
         self._listening_since = None
+        self._reports.shift(self._clock.set())
         self._controller = controller = self._build_controller()
         self._metrics.leader.set(1)
         label = asyncio.create_task(self._label.keep(), name="leader label")
@@ -226,12 +230,21 @@ class Operator:
                 for port in self._control_ports:
                     await port.open()
                 self._listening_since = self._clock()
-                await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following))
+                far_off = self._until_clock_is_far_off()
+                await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following), far_off)
         finally:
             label.cancel()
             self._metrics.leader.set(0)
             self._controller = None
             await controller.stop()
+
+    async def _until_clock_is_far_off(self) -> None:
+        while abs(off := self._clock.off) <= FAR_OFF:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(CLOCK_SECONDS)
+        logger.warning(
+            "the clock was set by %+.0f s, or the machine was suspended; this operator begins anew",
+            off.total_seconds(),
+        )
 
     async def _acquire(self) -> None:
         await self._label.drop()

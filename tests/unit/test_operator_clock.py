@@ -43,3 +43,14 @@ def test_a_jump_is_followed_slowly_and_never_backwards(jump: timedelta) -> None:
         assert timedelta(seconds=53) < now() - before < timedelta(seconds=67)
         before = now()
     assert timedelta(hours=29) < timedelta(seconds=clocks.passed) < timedelta(hours=31)
+
+
+@pytest.mark.parametrize("jump", [timedelta(hours=3), timedelta(hours=-3)], ids=["forward", "back"])
+def test_a_clock_that_is_set_has_the_time_of_the_wall_clock(jump: timedelta) -> None:
+    clocks = Clocks()
+    now = SteadyClock(wall=clocks.wall, monotonic=clocks.monotonic)
+    clocks.offset = jump
+    assert now.off == now.set() == jump
+    for clocks.passed in (0.0, 0.5, 3600.0):
+        assert now() == clocks.wall()
+    assert now.off == timedelta()

@@ -160,6 +160,35 @@ def test_the_times_of_ranks_are_corrected_by_what_their_clock_is_off(ahead: int,
         assert (kept.progress.milestones["started"], kept.sent_at) == (right, right)
 
 
+@pytest.mark.parametrize("hours", [8, -8])
+def test_reports_are_as_old_as_before_once_the_operators_clock_is_set(hours: int) -> None:
+    """Also one that was on its way. How far agents' clocks are off is new, too."""
+    now, jump = [NOW], timedelta(hours=hours)
+    reports = ReportBox(lambda _job, urgent: None, now=lambda: now[0])
+    reports.keep(JOB, frozenset({POD.uid}))
+
+    def ages(sent_at: datetime, received_at: datetime | None = None) -> tuple[timedelta, timedelta]:
+        progress = TRAINING | {"last_step_at": sent_at, "updated_at": sent_at}
+        assert reports.put(POD, report(sent_at=sent_at, progress=progress), received_at=received_at)
+        return found()
+
+    def found() -> tuple[timedelta, timedelta]:
+        view = reports.of(frozenset({POD.uid}))[POD.uid]
+        assert view.report.progress is not None
+        assert view.report.progress.last_step_at is not None
+        return now[0] - view.last_contact, now[0] - view.report.progress.last_step_at
+
+    assert ages(NOW) == (timedelta(), timedelta())
+    now[0] += timedelta(seconds=4)
+    came_at = now[0]
+    now[0] += jump
+    reports.shift(jump)
+    assert found() == (timedelta(seconds=4), timedelta(seconds=4))
+    assert ages(now[0], received_at=came_at) == (timedelta(), timedelta())
+    now[0] += timedelta(seconds=4)
+    assert ages(now[0]) == (timedelta(), timedelta())
+
+
 def test_a_clock_that_was_set_back_counts_anew_within_hours() -> None:
     delay = LeastDelay()
     found = [

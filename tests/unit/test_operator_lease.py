@@ -47,7 +47,7 @@ def holder(cluster: MemoryCluster) -> Any:
     return cluster.leases["system", "spottrain-operator"]["spec"]["holderIdentity"]
 
 
-async def pending(task: asyncio.Task[None]) -> bool:
+async def pending(task: asyncio.Task[Any]) -> bool:
     """Whether it still waits after a number of tries."""
     done, _ = await asyncio.wait({task}, timeout=0.05)
     return not done
@@ -214,6 +214,19 @@ async def test_a_leader_leads_on_once_the_api_server_is_back() -> None:
     assert await asyncio.wait_for(regaining, 5)
     assert first.is_leader
     assert cluster.leases["system", "spottrain-operator"]["spec"]["leaseTransitions"] == 0
+
+
+async def test_a_leader_that_asks_whether_it_leads_on_does_not_lead_meanwhile() -> None:
+    cluster, clock = Unreachable(), Clock()
+    first = election(cluster, "a", clock)
+    await first.acquire()
+    cluster.down = True
+    regaining = asyncio.create_task(first.regain())
+    assert await pending(regaining)
+    assert not first.is_leader
+    cluster.down = False
+    assert await asyncio.wait_for(regaining, 5)
+    assert first.is_leader
 
 
 @pytest.mark.parametrize("holder", ["b", ""], ids=["another leads", "another has led"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,6 +19,7 @@ from pod_tokens import pod_token
 from spottrain_api import crd
 from spottrain_api.contract import TAINT_PREEMPTION, TOKEN_AUDIENCE, AgentPhase, AgentReport
 from spottrain_operator import process
+from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster import led_namespaces
 from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest, PodIdentity
 from spottrain_operator.cluster.lease import LEASE_NAME, LeaderElection, LeaseSettings
@@ -251,13 +253,20 @@ async def test_nothing_is_kept_of_a_job_that_is_deleted_during_an_outage(operato
 
 
 @dataclass
-class Clock:
-    """The operator's clock, which a test can set forward."""
+class Clocks:
+    """The clocks of the operator's machine.
 
+    A test can let time pass, or set the time of day.
+    """
+
+    passed: float = 0.0
     ahead: float = 0.0
 
-    def __call__(self) -> datetime:
-        return datetime.now(UTC) + timedelta(seconds=self.ahead)
+    def wall(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self.passed + self.ahead)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.passed
 
 
 @dataclass
@@ -280,18 +289,47 @@ class Decisions:
         return heeded
 
 
-async def test_agents_that_come_back_after_an_outage_one_after_the_other_are_not_missed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nobody could hear them meanwhile. One that stays away is missed later."""
-    clock, decisions = Clock(), Decisions()
-    monkeypatch.setattr(process, "SteadyClock", lambda: clock)
+@dataclass
+class Training:
+    """An operator whose clocks a test can set, and a job in its first generation."""
+
+    running: Running
+    clocks: Clocks
+    decisions: Decisions
+    pods: list[str]
+
+    @property
+    def cluster(self) -> LeaseAway:
+        return self.running.cluster
+
+    @property
+    def generation(self) -> Manifest:
+        found: Manifest = self.running.status(KEY.name)["generation"]
+        return found
+
+    async def hear(self, *pods: str, phase: AgentPhase) -> None:
+        """Let these pods report, until a decision is by their reports."""
+        for pod in pods:
+            await self.running.report_until(self.decisions.heed(pod, phase), pod, generation=1, phase=phase)
+
+    def assert_undisturbed(self) -> None:
+        made = (action for _, plan in self.decisions.made for action in plan.actions)
+        assert not any(isinstance(action, DeletePod) for action in made)
+        assert self.generation["state"] == "Active"
+
+
+@pytest.fixture
+async def training(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Training]:
+    clocks, decisions = Clocks(), Decisions()
+    monkeypatch.setattr(process, "SteadyClock", lambda: SteadyClock(wall=clocks.wall, monotonic=clocks.monotonic))
+    monkeypatch.setattr(process, "CLOCK_SECONDS", 0.01)
     monkeypatch.setattr(process, "plan", decisions)
     cluster, settings, stop = LeaseAway(), settings_of("a"), asyncio.Event()
     task = begin(settings, cluster, stop)
     running = Running(cluster, task, settings)
     running.apply(KEY.name)
     pods = [f"{KEY.name}-{number}" for number in (1, 2, 3)]
+    training = Training(running, clocks, decisions, pods)
     try:
         await running.until_pods(KEY.name, 3)
         await running.until_ready(True)
@@ -299,25 +337,39 @@ async def test_agents_that_come_back_after_an_outage_one_after_the_other_are_not
         for pod in pods:
             await running.report_until(decisions.heed(pod, AgentPhase.IDLE), pod)
         await running.until(lambda: "generation" in running.status(KEY.name))
-        starting, going = ({"generation": 1, "phase": each} for each in (AgentPhase.STARTING, AgentPhase.RUNNING))
-        for pod in pods:
-            await running.report_until(decisions.heed(pod, AgentPhase.STARTING), pod, **starting)
-        cluster.is_away = True
-        await running.until_ready(False)
-        clock.ahead += 2 * SILENT_ALONE
-        decisions.made.clear()
-        cluster.is_away = False
-        for pod in pods[:2]:
-            await running.report_until(decisions.heed(pod, AgentPhase.RUNNING), pod, **going)
-        assert not any(isinstance(action, DeletePod) for _, made in decisions.made for action in made.actions)
-        assert running.status(KEY.name)["generation"]["state"] == "Active"
-        clock.ahead += SILENT_ALONE + 2 * OPERATOR_RESTART_GRACE
-        await running.report_until(
-            lambda: running.status(KEY.name)["generation"].get("reason") == "NodeLost", pods[0], **going
-        )
+        await training.hear(*pods, phase=AgentPhase.STARTING)
+        yield training
     finally:
         stop.set()
         await asyncio.wait({task}, timeout=20)
+
+
+async def test_agents_that_come_back_after_an_outage_one_after_the_other_are_not_missed(training: Training) -> None:
+    """Nobody could hear them meanwhile. One that stays away is missed later."""
+    cluster, running = training.cluster, training.running
+    cluster.is_away = True
+    await running.until_ready(False)
+    training.clocks.passed += 2 * SILENT_ALONE
+    training.decisions.made.clear()
+    cluster.is_away = False
+    await training.hear(*training.pods[:2], phase=AgentPhase.RUNNING)
+    training.assert_undisturbed()
+    training.clocks.passed += SILENT_ALONE + 2 * OPERATOR_RESTART_GRACE
+    going = {"generation": 1, "phase": AgentPhase.RUNNING}
+    await running.report_until(lambda: training.generation.get("reason") == "NodeLost", training.pods[0], **going)
+
+
+@pytest.mark.parametrize("jump", [timedelta(minutes=5), timedelta(minutes=-5)], ids=["forward", "back"])
+async def test_a_leader_whose_clock_is_set_leads_on_by_the_new_time(training: Training, jump: timedelta) -> None:
+    """As after a suspension of its machine. No agent counts as silent for that."""
+    decisions = training.decisions
+    before = decisions.made[-1][0].listening_since
+    decisions.made.clear()
+    training.clocks.ahead = jump.total_seconds()
+    await training.hear(*training.pods, phase=AgentPhase.RUNNING)
+    await training.running.until(lambda: abs(decisions.made[-1][0].listening_since - before) > abs(jump) / 2)
+    await training.hear(*training.pods, phase=AgentPhase.RUNNING)
+    training.assert_undisturbed()
 
 
 async def test_a_leader_ends_if_another_has_led_meanwhile(operator: Running) -> None:

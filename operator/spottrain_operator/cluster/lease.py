@@ -94,11 +94,16 @@ class LeaderElection:
         logger.error("%s no longer leads", self._settings.identity)
 
     async def regain(self) -> bool:
-        """Wait for the API server, after `hold`. Returns whether this process leads on.
+        """Renew the lease as soon as the API server answers, to lead on.
 
-        It does if nobody else has held the lease meanwhile, which nobody can while the API server is away, if the
-        cluster's state has not gone back, and if no other release leads a namespace of this one's.
+        It doesn't lead meanwhile. It leads on if nobody else has held the lease, which nobody can while the API
+        server is away, if the cluster's state has not gone back, and if no other release leads a namespace of this
+        one's.
+
+        Returns:
+            Whether this process leads on.
         """
+        self.is_leader = False
         while not await self._take(only_own=True):
             if self._taken_by_another():
                 return False

@@ -185,6 +185,21 @@ class ReportBox:
         self._relays: dict[str, str] = {}  # uid of the relay of each pod that holds its poll at one
         self._relayed: dict[str, frozenset[str]] = {}  # the other way round
         self._coming: dict[str, datetime] = {}  # until when each pod that has lost its relay may be on its way
+        self._clock_set_at = datetime.min.replace(tzinfo=UTC)
+
+    def shift(self, by: timedelta) -> None:
+        """Correct all times: the operator's clock was set forward by `by`, just now.
+
+        The next reports show how far agents' clocks are off from it.
+        """
+        self._clock_set_at = self._now()
+        self._reports = {
+            uid: replace(view, report=kept(view.report.shifted(by)), received_at=view.received_at + by)
+            for uid, view in self._reports.items()
+        }
+        self._heard_at = {uid: at + by for uid, at in self._heard_at.items()}
+        self._coming = {uid: until + by for uid, until in self._coming.items()}
+        self._least_delays.clear()
 
     def keep(self, job: JobKey, pod_uids: frozenset[str]) -> None:
         """Set the pods that a job has. Drop the reports of those that it no longer has."""
@@ -318,7 +333,9 @@ class ReportBox:
         Returns:
             Whether it is kept.
         """
-        received_at = received_at or self._now()
+        now = self._now()
+        # If the clock was set after the report came, that time is by the clock before.
+        received_at = min(max(received_at or now, self._clock_set_at), now)
         previous = self._reports.get(sender.uid)
         if is_overtaken(previous, received_at) or (previous and report.is_older_than(previous.report)):
             return False
