@@ -15,8 +15,17 @@ from spottrain_operator.core.model import JobView
 URI, FILE = "s3://bucket/run", "file:///checkpoints/run"
 
 
-def job(uri: str, *mounts: dict[str, Any], endpoint: str | None = None, namespace: str = "team") -> JobView:
-    """Each mount is a mountPath (`at`), maybe a `subPath`, and the volume's source."""
+def job(
+    uri: str,
+    *mounts: dict[str, Any],
+    endpoint: str | None = None,
+    namespace: str = "team",
+    **env: str | dict[str, Any],
+) -> JobView:
+    """Each mount is a mountPath (`at`), maybe a `subPath`, and the volume's source.
+
+    A variable of `env` has a value, or a source.
+    """
     volumes, volume_mounts = [], []
     for number, mount in enumerate(mounts):
         source = {key: value for key, value in mount.items() if key not in ("at", "subPath")}
@@ -29,6 +38,9 @@ def job(uri: str, *mounts: dict[str, Any], endpoint: str | None = None, namespac
         "nodes": {"max": 2},
         "batch": {"global": 8},
         "checkpoint": {"uri": uri, "endpointURL": endpoint},
+        "env": [
+            {"name": name, "value" if isinstance(value, str) else "valueFrom": value} for name, value in env.items()
+        ],
         "podTemplate": {"volumes": volumes, "volumeMounts": volume_mounts},
     }
     return JobView(
@@ -45,6 +57,7 @@ def claim(name: str, at: str = "/checkpoints", **mount: str) -> dict[str, Any]:
     return {"at": at, "persistentVolumeClaim": {"claimName": name}, **mount}
 
 
+SECRET = {"secretKeyRef": {"name": "bucket", "key": "address"}}
 EMPTY: dict[str, Any] = {"at": "/checkpoints", "emptyDir": {}}
 PAIRS = {
     "the same": (job(URI), job(URI), True),
@@ -61,6 +74,29 @@ PAIRS = {
     "another kind of store": (job(URI), job("gs://bucket/run"), False),
     "another endpoint": (job(URI), job(URI, endpoint="http://minio:9000"), False),
     "an endpoint with a slash": (job(URI, endpoint="http://m"), job(URI, endpoint="http://m/"), True),
+    "an endpoint in other letters": (job(URI, endpoint="http://m/A"), job(URI, endpoint="HTTP://M/A"), True),
+    "paths of an endpoint": (job(URI, endpoint="http://m/a"), job(URI, endpoint="http://m/A"), False),
+    "an endpoint that can't be read": (job(URI, endpoint="http://[m"), job(URI, endpoint="http://[m"), True),
+    "an endpoint in env": (job(URI, endpoint="http://m"), job(URI, AWS_ENDPOINT_URL="http://m/"), True),
+    "two endpoints in env": (job(URI, AWS_ENDPOINT_URL="http://m"), job(URI, AWS_ENDPOINT_URL="http://n"), False),
+    "that of S3 comes first": (
+        job(URI, AWS_ENDPOINT_URL_S3="http://m", AWS_ENDPOINT_URL="http://n"),
+        job(URI, AWS_ENDPOINT_URL_S3="http://m"),
+        True,
+    ),
+    "endpointURL comes before env": (
+        job(URI, endpoint="http://m", AWS_ENDPOINT_URL_S3="http://n"),
+        job(URI, endpoint="http://m"),
+        True,
+    ),
+    "an empty endpoint in env": (job(URI, AWS_ENDPOINT_URL_S3=""), job(URI), True),
+    "an endpoint in a Secret is not known": (job(URI, AWS_ENDPOINT_URL_S3=SECRET), job(URI), True),
+    "the endpoint of another kind of store": (job(URI, STORAGE_EMULATOR_HOST="http://m"), job(URI), True),
+    "endpoints of Cloud Storage": (
+        job("gs://bucket/run", STORAGE_EMULATOR_HOST="http://m"),
+        job("gs://bucket/run", endpoint="http://m"),
+        True,
+    ),
     "volumes matter to files alone": (job(URI, EMPTY), job(URI, EMPTY), True),
     "files without volumes": (job(FILE), job(f"{FILE}/"), True),
     "files of another namespace": (job(FILE), job(FILE, namespace="other"), False),

@@ -13,6 +13,9 @@ from spottrain_operator.core.model import JobView
 # Its namespace, its container (an endpoint and a bucket, or a volume), and the path inside.
 Folder = tuple[str, ...]
 
+# Environment variables with the address of a store, by scheme. The first one that is set counts.
+ENDPOINTS = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), "gs": ("STORAGE_EMULATOR_HOST",)}
+
 
 def folder_of(job: JobView) -> Folder:
     """Return the folder of a job.
@@ -25,15 +28,26 @@ def folder_of(job: JobView) -> Folder:
     Slashes at the end, or two in a row, don't make a different folder. A store writes only HEAD and attempts/ below
     its folder, so a folder inside another one is a folder of its own.
     """
-    checkpoint = job.spec.checkpoint
-    scheme, bucket, path = _split(checkpoint.uri)
+    scheme, bucket, path = _split(job.spec.checkpoint.uri)
     if scheme == "file":
         return (job.namespace, *_on_volume(job, _parts(posixpath.normpath(path))))
-    return (job.namespace, (checkpoint.endpoint_url or "").rstrip("/"), scheme, bucket, *_parts(path))
+    return (job.namespace, _endpoint(job, scheme), scheme, bucket, *_parts(path))
+
+
+def _endpoint(job: JobView, scheme: str) -> str:
+    """The address of the store, as the trainer finds it.
+
+    It is the same for all jobs that name none. What a ConfigMap, a Secret or the image says is not known.
+    """
+    env = {variable.name: variable.value for variable in job.spec.env}
+    addresses = (job.spec.checkpoint.endpoint_url, *(env.get(name) for name in ENDPOINTS.get(scheme, ())))
+    address = next((each for each in addresses if each), "")
+    protocol, host, path = _split(address)
+    return f"{protocol}://{host.lower()}{path.rstrip('/')}"
 
 
 def _split(uri: str) -> tuple[str, str, str]:
-    """Scheme, bucket and path, as the trainer reads them."""
+    """Scheme, bucket or host, and path, as the trainer reads them."""
     try:
         parts = urlsplit(uri)
     except ValueError:  # no store has that name, so the job is going to fail
