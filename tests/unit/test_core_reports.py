@@ -13,6 +13,7 @@ from scene import (
     NOW,
     START,
     at,
+    commit,
     starting_job,
     training,
     training_job,
@@ -108,6 +109,34 @@ def test_a_loss_is_covered_if_training_resumed_from_replicas(start_step: int, co
     status = scene.all_say(generation=2, progress=resumed).plan().status
     [transition] = status.transitions
     assert (transition.from_replicas, transition.steps_redone) == (covered, 50 - start_step)
+
+
+@pytest.mark.parametrize("reporting", range(4))
+def test_a_commits_time_is_corrected_by_the_clock_of_node_rank_0(reporting: int) -> None:
+    """It is by that clock, whoever reports the commit first."""
+    scene = training_job()
+    assert scene.observed.job.status.generation is not None
+    members = sorted(scene.observed.job.status.generation.members, key=lambda member: member.node_rank)
+    offsets = {member.pod_uid: timedelta(minutes=10 - member.node_rank) for member in members}
+    new = commit(1, 50)
+    reports = {
+        uid: replace(
+            view,
+            clock_offset=offsets[uid],
+            report=view.report.model_copy(update={"commit": new if uid == members[reporting].pod_uid else None}),
+        )
+        for uid, view in scene.observed.reports.items()
+    }
+    status = replace(scene, observed=replace(scene.observed, reports=reports)).plan().status
+    assert status.commit == new.model_copy(update={"committed_at": new.committed_at + timedelta(minutes=10)})
+
+
+def test_the_time_of_a_commit_that_was_found_is_as_it_was_written() -> None:
+    """By whose clock is not known."""
+    scene = starting_job().all_say(commit=commit(7, 300))
+    reports = {uid: replace(view, clock_offset=timedelta(hours=1)) for uid, view in scene.observed.reports.items()}
+    status = replace(scene, observed=replace(scene.observed, reports=reports)).plan().status
+    assert status.commit == commit(7, 300)
 
 
 def test_cost_and_goodput_are_of_the_time_between_passes() -> None:

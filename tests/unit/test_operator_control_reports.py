@@ -153,11 +153,13 @@ def test_the_times_of_ranks_are_corrected_by_what_their_clock_is_off(ahead: int,
         progress = TRAINING | dict.fromkeys(moments, shown) | {"milestones": {"started": shown}}
         told = report(number=number, sent_at=shown, progress=progress)
         assert reports.put(POD, told, received_at=sent + timedelta(seconds=delay))
-        kept = reports.of(frozenset({POD.uid}))[POD.uid].report
+        view = reports.of(frozenset({POD.uid}))[POD.uid]
+        kept = view.report
         right = shown + timedelta(seconds=corrected)
         assert kept.progress is not None
         assert {getattr(kept.progress, name) for name in moments} == {right}
         assert (kept.progress.milestones["started"], kept.sent_at) == (right, right)
+        assert view.clock_offset == right - shown
 
 
 @pytest.mark.parametrize("hours", [8, -8])

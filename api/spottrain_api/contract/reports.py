@@ -196,7 +196,10 @@ class Progress(Message):
     milestones: dict[str, datetime] = Field(default_factory=dict)
 
     def shifted(self, offset: timedelta) -> Progress:
-        """The same by a clock that is ahead by `offset`. The commit is as it was written."""
+        """The same by a clock that is ahead by `offset`.
+
+        The commit is as it was written, maybe by another clock.
+        """
         names = ("first_step_at", "last_step_at", "updated_at", "drain_seen_at")
         moments = {name: at + offset for name in names if (at := getattr(self, name)) is not None}
         milestones = {name: at + offset for name, at in self.milestones.items()}

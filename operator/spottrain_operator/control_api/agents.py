@@ -194,7 +194,12 @@ class ReportBox:
         """
         self._clock_set_at = self._now()
         self._reports = {
-            uid: replace(view, report=kept(view.report.shifted(by)), received_at=view.received_at + by)
+            uid: replace(
+                view,
+                report=kept(view.report.shifted(by)),
+                received_at=view.received_at + by,
+                clock_offset=view.clock_offset + by,
+            )
             for uid, view in self._reports.items()
         }
         self._heard_at = {uid: at + by for uid, at in self._heard_at.items()}
@@ -341,8 +346,11 @@ class ReportBox:
             return False
         delay = received_at.timestamp() - report.sent_at.timestamp()
         least = self._least_delays.setdefault(sender.uid, LeastDelay()).with_report(delay, received_at)
-        report = kept(report.shifted(rounded_offset(least)))
-        self._reports[sender.uid] = ReportView(report=report, received_at=received_at, latency=delay - least)
+        offset = rounded_offset(least)
+        report = kept(report.shifted(offset))
+        self._reports[sender.uid] = ReportView(
+            report=report, received_at=received_at, clock_offset=offset, latency=delay - least
+        )
         was_refused = self._refused.pop(sender.uid, None) is not None
         if previous is None or was_refused or previous.report.news != report.news:
             urgent = previous is not None and brings_trouble(previous.report, report)

@@ -124,12 +124,13 @@ class ReportView:
 
     `heard_at` is when the agent was heard without a report, as by its poll. One that has lost its relay may be on its
     way until `comes_by`. Times, also those of the report's progress, are by the operator's clock, because agents'
-    clocks may be off. `latency` is how many seconds longer than the fastest of its agent's reports of late this one
-    was on its way, as when the operator is busy.
+    clocks may be off: `clock_offset` was added to them. `latency` is how many seconds longer than the fastest of its
+    agent's reports of late this one was on its way, as when the operator is busy.
     """
 
     report: AgentReport
     received_at: datetime
+    clock_offset: timedelta = timedelta()
     latency: float = 0.0
     heard_at: datetime | None = None
     comes_by: datetime | None = None

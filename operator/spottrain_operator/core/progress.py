@@ -21,7 +21,7 @@ def record_commit(situation: Situation, draft: Draft) -> Draft:
     newest = max(_commits(situation), key=commit_order, default=None)
     known = draft.status.commit
     if newest is not None and (known is None or commit_order(newest) > commit_order(known)):
-        draft = draft.update(commit=newest)
+        draft = draft.update(commit=_by_operators_clock(situation, draft.status.generation, newest))
     generation = draft.running
     if generation is not None and generation.first_step_at is None:
         first = min(
@@ -30,6 +30,20 @@ def record_commit(situation: Situation, draft: Draft) -> Draft:
         if first is not None:
             draft = draft.update_generation(first_step_at=first)
     return draft
+
+
+def _by_operators_clock(situation: Situation, generation: GenerationStatus | None, commit: CommitRef) -> CommitRef:
+    """The commit with its time by the operator's clock.
+
+    Whoever reports it, the time was set by node rank 0. If that was in an earlier generation, it stays as it is.
+    """
+    if generation is None or generation.number != commit.generation:
+        return commit
+    committing = next((m.pod_uid for m in generation.members if m.node_rank == 0), "")
+    view = situation.observed.reports.get(committing)
+    if view is None:
+        return commit
+    return commit.model_copy(update={"committed_at": commit.committed_at + view.clock_offset})
 
 
 def commit_order(commit: CommitRef) -> tuple[int, int]:
