@@ -337,9 +337,9 @@ class Operator:
 
         Look again if that may change.
         """
-        gone = not self._namespaces.may_change or await self._watched.get_job(key) is None
-        reconciler.leave(key, for_good=gone)
-        return PassResult(requeue_after=NOT_LED_SECONDS, gone=gone)
+        job = await self._watched.get_job(key) if self._namespaces.may_change else None
+        reconciler.leave(key, job)
+        return PassResult(requeue_after=NOT_LED_SECONDS, gone=job is None)
 
     async def _first_passes(self, controller: Controller) -> None:
         """Wake each job, and each that is gone but has left something.

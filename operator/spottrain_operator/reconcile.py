@@ -369,16 +369,23 @@ class Reconciler:
         self._board.publish(key, dict.fromkeys(told, Assignment(action=AssignmentAction.EXIT)))
         return owned
 
-    def leave(self, key: JobKey, *, for_good: bool) -> None:
+    def leave(self, key: JobKey, job: Manifest | None) -> None:
         """Drop what is kept of a job that this release doesn't lead.
 
-        Reports and assignments stay unless it is `for_good`: the release may soon lead the job again, and its agents,
-        which have nothing new to report, would seem silent.
+        The release may soon lead the job again. So reports and assignments stay: its agents, which have nothing new
+        to report, would seem silent. Its claim is kept up to date for the others at its folder, whose passes may come
+        first then.
+
+        Args:
+            key: The job.
+            job: None if the release never leads it again.
         """
-        if for_good:
+        self._forget(key)
+        if job is None:
             self._reports.keep(key, frozenset())
             self._board.publish(key, {})
-        self._forget(key)
+        else:
+            self._rivals.note(job)
 
     def _forget(self, key: JobKey) -> None:
         """Drop what is kept of a job, which holds for no other of its name."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract import AssignmentAction
+from spottrain_operator.cluster.client import JobKey
 
 
 async def test_a_job_that_is_gone_takes_its_pods_and_metrics_along() -> None:
@@ -99,7 +102,27 @@ async def test_a_job_that_another_release_leads_leaves_reports_and_assignments_f
     await world.until_running()
     pods = [pod["metadata"]["uid"] for pod in cluster.pods.values()]
     assert all(world.reports.knows(uid) and world.board.has_decided(uid) for uid in pods)
-    world.reconciler.leave(KEY, for_good=for_good)
+    world.reconciler.leave(KEY, None if for_good else cluster.jobs[KEY])
     assert [world.reports.knows(uid) for uid in pods] == [not for_good] * len(pods)
     assert [world.board.has_decided(uid) for uid in pods] == [not for_good] * len(pods)
     assert (world.metrics.jobs, cluster.deleted) == (set(), set())
+
+
+async def test_jobs_that_another_release_led_keep_their_order_at_a_folder_whichever_pass_comes_first() -> None:
+    cluster = CrashingCluster()
+    world = World(cluster)
+    older, younger, elsewhere = KEY, replace(KEY, name="younger"), replace(KEY, namespace="elsewhere")
+
+    def put(key: JobKey, created_at: str) -> None:
+        meta = {"namespace": key.namespace, "name": key.name, "creationTimestamp": created_at}
+        cluster.put_job(job() | {"metadata": meta})
+
+    put(elsewhere, "2026-01-01T00:00:00Z")
+    await world.reconciler.reconcile(elsewhere)
+    put(older, "2026-01-01T00:01:00Z")
+    put(younger, "2026-01-01T00:02:00Z")
+    for key in (older, younger):
+        world.reconciler.leave(key, cluster.jobs[key])
+    await world.reconciler.reconcile(younger)
+    assert "is the folder of the unfinished job team/gpt" in cluster.jobs[younger]["status"]["message"]
+    assert {namespace for namespace, _ in cluster.pods} == {"elsewhere"}

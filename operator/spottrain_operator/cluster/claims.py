@@ -93,7 +93,7 @@ class RivalFinder:
         """
         if not self._knows_all:  # a new operator, which may not have passed over the others yet
             for manifest in await self._cluster.list_jobs():
-                self._note(manifest)
+                self.note(manifest)
             self._knows_all = True
         self._claims.note(job)
         if job.status.phase in FINISHED_PHASES:
@@ -106,6 +106,17 @@ class RivalFinder:
                 return Rival(namespace=first.namespace, name=first.name)
         return None
 
+    def note(self, manifest: Manifest) -> None:
+        """Update the claim of a job without a pass over it.
+
+        If it can't be read, the job keeps its old claim, as it may well run.
+        """
+        if (manifest.get("status") or {}).get("phase") in FINISHED_PHASES:  # thousands of these may lie about
+            self._claims.forget(JobKey.of(manifest))
+            return
+        with contextlib.suppress(NotUnderstoodError):
+            self._claims.note(job_view(manifest))
+
     def forget(self, key: JobKey) -> None:
         """Drop everything about a job that is gone."""
         self._claims.forget(key)
@@ -115,15 +126,4 @@ class RivalFinder:
         if manifest is None:
             self._claims.forget(key)
         else:
-            self._note(manifest)
-
-    def _note(self, manifest: Manifest) -> None:
-        """Read the job's claim.
-
-        If it can't be read, the job keeps its old claim, as it may well run.
-        """
-        if (manifest.get("status") or {}).get("phase") in FINISHED_PHASES:  # thousands of these may lie about
-            self._claims.forget(JobKey.of(manifest))
-            return
-        with contextlib.suppress(NotUnderstoodError):
-            self._claims.note(job_view(manifest))
+            self.note(manifest)
