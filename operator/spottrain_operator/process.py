@@ -223,16 +223,18 @@ class Operator:
         self._controller = controller = self._build_controller()
         self._metrics.leader.set(1)
         label = asyncio.create_task(self._label.keep(), name="leader label")
+        holding = asyncio.create_task(self._election.hold(), name="lease")
         try:
             deciding = self._first_passes(controller)
-            await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following), deciding)
+            await _first_of(stop.wait(), asyncio.shield(holding), asyncio.shield(following), deciding)
             if self._election.is_leader and not stop.is_set():
                 for port in self._control_ports:
                     await port.open()
                 self._listening_since = self._clock()
                 far_off = self._until_clock_is_far_off()
-                await _first_of(stop.wait(), self._election.hold(), asyncio.shield(following), far_off)
+                await _first_of(stop.wait(), asyncio.shield(holding), asyncio.shield(following), far_off)
         finally:
+            holding.cancel()
             label.cancel()
             self._metrics.leader.set(0)
             self._controller = None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
+import selectors
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -197,6 +200,86 @@ async def test_one_request_that_hangs_costs_no_lease() -> None:
     assert not holding.done()
     assert first.is_leader
     holding.cancel()
+
+
+class Skipping(selectors.SelectSelector):
+    """Lets the time for which a loop would wait pass at once."""
+
+    seconds = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.seconds += timeout or 0.0
+        return super().select(0)
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._skipping = Skipping()
+        super().__init__(self._skipping)
+
+    def time(self) -> float:
+        return self._skipping.seconds
+
+
+def skipping(test: Coroutine[None, None, None]) -> None:
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        runner.run(test)
+
+
+class Slow(MemoryCluster):
+    """Takes some seconds for each answer about leases."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.asked_to_write_at = 0.0
+
+    async def read_lease(self, namespace: str, name: str) -> Manifest | None:
+        await asyncio.sleep(self.seconds)
+        return await super().read_lease(namespace, name)
+
+    async def list_leases(self, name: str) -> list[Manifest]:
+        await asyncio.sleep(self.seconds)
+        return await super().list_leases(name)
+
+    async def write_lease(self, lease: Manifest) -> Manifest:
+        self.asked_to_write_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(self.seconds)
+        return await super().write_lease(lease)
+
+
+def test_an_api_server_that_is_slow_costs_no_lease() -> None:
+    async def leads() -> None:
+        cluster = Slow(1.9)
+        lease = LeaseSettings(namespace="system", identity="a")
+        first = LeaderElection(cluster, lease, clock=asyncio.get_running_loop().time)
+        async with asyncio.timeout(600):
+            await first.acquire()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(600):
+                await first.hold()
+        assert first.is_leader
+
+    skipping(leads())
+
+
+def test_a_leader_gives_up_by_the_time_at_which_it_sent_its_last_renewal() -> None:
+    async def gives_up() -> None:
+        cluster, loop = Slow(1.5), asyncio.get_running_loop()
+        lease = LeaseSettings(namespace="system", identity="a")
+        first = LeaderElection(cluster, lease, clock=loop.time)
+        await first.acquire()
+        acquired = cluster.asked_to_write_at
+        holding = asyncio.create_task(first.hold())
+        while cluster.asked_to_write_at == acquired:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        renewed = cluster.asked_to_write_at
+        await asyncio.sleep(cluster.seconds)
+        cluster.seconds = 3600.0
+        await holding
+        assert loop.time() == pytest.approx(renewed + lease.renew_deadline_seconds)
+
+    skipping(gives_up())
 
 
 async def test_a_leader_leads_on_once_the_api_server_is_back() -> None:

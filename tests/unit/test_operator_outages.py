@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 import aiohttp
@@ -212,6 +212,49 @@ async def test_a_leader_that_can_not_renew_stops_acting_and_leads_on_afterwards(
     await operator.until(lambda: operator.num_pods("later") == 3)
     assert operator.num_pods(KEY.name) == 3
     assert cluster.leases[SYSTEM, LEASE_NAME]["spec"]["leaseTransitions"] == 0
+
+
+class SlowLease(LeaseAway):
+    """Answers no read of the lease until `answers` is set again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.num_waiting = 0
+        self.num_decided = 0
+
+    async def read_lease(self, namespace: str, name: str) -> Manifest | None:
+        self.num_waiting += 1
+        try:
+            await self.answers.wait()
+        finally:
+            self.num_waiting -= 1
+        return await super().read_lease(namespace, name)
+
+    async def replace_job_status(self, job: Manifest) -> Manifest:
+        self.num_decided += 1
+        return await super().replace_job_status(job)
+
+
+async def test_a_slow_renewal_goes_on_when_the_first_passes_have_decided() -> None:
+    cluster, settings, stop = SlowLease(), settings_of("a"), asyncio.Event()
+    cluster.held[KEY.name] = asyncio.Event()
+    patient = replace(settings.lease, renew_deadline_seconds=60.0)
+    task = begin(replace(settings, lease=patient), cluster, stop)
+    running = Running(cluster, task, settings)
+    running.apply(KEY.name)
+    try:
+        await running.until(lambda: cluster.num_decided == 1)
+        cluster.answers.clear()
+        await running.until(lambda: cluster.num_waiting == 1)
+        cluster.held[KEY.name].set()
+        await running.until_ready(True)
+        assert cluster.num_waiting == 1
+    finally:
+        cluster.answers.set()
+        stop.set()
+        await asyncio.wait({task}, timeout=20)
 
 
 async def test_a_notice_during_an_outage_goes_before_all_else_afterwards(operator: Running) -> None:

@@ -11,6 +11,7 @@ its lease at once, as the container before it is dead.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -31,9 +32,9 @@ LEASE_NAME = "spottrain-operator"
 class LeaseSettings:
     """Whose lease it is, and how long a silent leader keeps it.
 
-    A leader gives up `renew_deadline_seconds` after its last renewal, well before others may take over. Each attempt
-    may take a third of that, so that one that hangs leaves time for another. `scope` has the namespaces whose jobs it
-    leads.
+    A leader gives up `renew_deadline_seconds` after its last renewal, well before others may take over. Each request
+    may take a third of that, so that one that hangs leaves time for another attempt. `scope` has the namespaces whose
+    jobs it leads.
     """
 
     namespace: str
@@ -84,12 +85,10 @@ class LeaderElection:
         """
         while self.is_leader:
             await asyncio.sleep(self._settings.retry_seconds)
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._seconds_left()):
-                    held = await self._attempt()
-            except TimeoutError:
-                held = False
-            if not held and (self._taken_by_another() or self._seconds_left() <= 0):
+                    await self._attempt()
+            if self._taken_by_another() or self._seconds_left() <= 0:
                 self.is_leader = False
         logger.error("%s no longer leads", self._settings.identity)
 
@@ -140,24 +139,26 @@ class LeaderElection:
         settings = self._settings
         self._holder = settings.identity
         self.is_standby = False
-        begun_at = self._clock()
+        patience = settings.renew_deadline_seconds / 3
         try:
-            async with asyncio.timeout(settings.renew_deadline_seconds / 3):
+            async with asyncio.timeout(patience):
                 lease = await self._leases.read_lease(settings.namespace, settings.name)
-                if lease is not None and self._has_gone_back(lease):
-                    self._holder = ""
-                    return False
-                if lease is not None and not (self._is_own(lease) if only_own else self._may_take(lease)):
-                    self._holder = lease["spec"].get("holderIdentity", "")
-                    self.is_standby = not only_own
-                    return False
+            if lease is not None and self._has_gone_back(lease):
+                self._holder = ""
+                return False
+            if lease is not None and not (self._is_own(lease) if only_own else self._may_take(lease)):
+                self._holder = lease["spec"].get("holderIdentity", "")
+                self.is_standby = not only_own
+                return False
+            sent_at = self._clock()  # others see it later, so that the lease lasts longer for them
+            async with asyncio.timeout(patience):
                 written = await self._leases.write_lease(self._mine(lease))
         except (ClusterError, TimeoutError) as error:
             said = str(error) or "no answer"
             logger.warning("the lease %s could not be taken or renewed; retrying: %s", settings.name, said)
             return False
         self._version = int(written["metadata"]["resourceVersion"])
-        self._renewed_at = begun_at
+        self._renewed_at = sent_at
         return True
 
     async def _is_alone(self) -> bool:
