@@ -323,6 +323,23 @@ async def test_a_job_that_is_gone_stays_gone(world: World) -> None:
         assert await world.cluster.get_job(KEY) is None
 
 
+async def test_the_pods_of_a_job_that_is_gone_are_read_once(world: World) -> None:
+    """Otherwise those that Kubernetes has orphaned just before would be deleted."""
+    await world.cluster.create_pod(world.pod(1))
+    world.direct.hides = Kind.PODS
+    async with world.watched():
+        world.changes.clear()
+        pod = world.direct.pods[KEY.namespace, "gpt-1"]
+        del pod["metadata"]["ownerReferences"]
+        await world.direct.delete_job(KEY, uid=world.uid)
+        await until(lambda: world.changes)
+    world.direct.num_reads.clear()
+    for _ in range(2):
+        [read] = await world.cluster.list_pods(KEY.namespace, labels={LABEL_JOB: KEY.name})
+        assert not read["metadata"]["ownerReferences"]
+    assert world.direct.num_reads.total() == 1
+
+
 async def test_a_node_that_no_cache_holds_is_read(world: World) -> None:
     """A pod may be seen on its node before the node itself is."""
     world.direct.put_node({"metadata": {"name": "node-a"}, "spec": {}, "status": {}})

@@ -150,6 +150,7 @@ class WatchedCluster:
             return
         if change.after is None:
             self._specs.pop(key, None)
+            self._unsure_pods.add(key)  # Kubernetes may have orphaned them just before
         elif self._is_synced and (change.before is None or _spec_version(change.before) != _spec_version(job)):
             self._unsure_jobs.add(key)
         if change.before is not None and _last_sequence(job) > _last_sequence(change.before):
