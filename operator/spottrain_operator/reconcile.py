@@ -265,7 +265,7 @@ class Reconciler:
         A refused pod doesn't fail the pass, so that the job's running pods are looked after as before.
         """
         if not self._annotating.is_due(key, self._now()):
-            actions = [action for action in actions if not isinstance(action, AnnotatePod)]
+            actions = [action for action in actions if not _protects(action)]
         control = self._control()
         doing = [apply(self._cluster, view, action, control=control, site=self._site) for action in actions]
         results = await asyncio.gather(*doing, return_exceptions=True)
@@ -274,7 +274,7 @@ class Reconciler:
         if any(isinstance(action, CreatePod) for action in actions):
             self._note_refusal(key, view, refused[0] if refused else None)
         unprotected = [e for action, e in failed if isinstance(action, AnnotatePod) and isinstance(e, RefusedError)]
-        if any(isinstance(action, AnnotatePod) for action in actions):
+        if unprotected or any(map(_protects, actions)):
             self._note_unprotected(key, unprotected[0] if unprotected else None)
         for error in refused:
             message = f"A pod can't be created; the operator retries: {error}"
@@ -401,6 +401,11 @@ class Reconciler:
 
 def _is_owned_by_name(meta: Manifest, job: str) -> bool:
     return any(owner["kind"] == KIND and owner["name"] == job for owner in meta.get("ownerReferences", ()))
+
+
+def _protects(action: Action) -> bool:
+    """Whether it annotates a pod. To remove what it has is never put off: it would hold up the drain of a node."""
+    return isinstance(action, AnnotatePod) and any(action.annotations.values())
 
 
 def _placed(told: Assignment, pod: PodView, observed: Observed, relay: Relay | None) -> Assignment:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from operator_world import KEY, CrashingCluster, World, job
+from spottrain_api.contract import TAINT_PREEMPTION
 from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError, ForbiddenError, InvalidObjectError, Manifest
 
@@ -192,6 +193,32 @@ async def test_annotations_that_are_refused_are_tried_ever_more_seldom_until_the
         await world.turn()
     found = [pod["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] for pod in cluster.pods.values()]
     assert found == ["true"] * 3
+
+
+class ProtectingPolicy(RefusingCluster):
+    """Forbids annotations of one pod."""
+
+    async def annotate_pod(
+        self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
+    ) -> Manifest | None:
+        if name == "gpt-1":
+            raise ForbiddenError("pods of finance are not annotated")
+        return await super().annotate_pod(namespace, name, uid=uid, annotations=annotations)
+
+
+async def test_a_pod_with_a_notice_loses_its_protection_at_once_though_another_is_refused_one() -> None:
+    """Otherwise the drain of its node waits for it."""
+    cluster = ProtectingPolicy()
+    world = await training(cluster, last_step=1000)
+    for _ in range(10):
+        await world.turn()
+    doomed = cluster.pods[KEY.namespace, "gpt-2"]
+    assert doomed["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
+    cluster.nodes[doomed["spec"]["nodeName"]]["spec"] = {
+        "taints": [{"key": TAINT_PREEMPTION, "effect": "NoSchedule"}]
+    }
+    await world.reconciler.reconcile(KEY)
+    assert "karpenter.sh/do-not-disrupt" not in doomed["metadata"]["annotations"]
 
 
 class QuotaCluster(RefusingCluster):
