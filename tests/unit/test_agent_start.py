@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from control_api_setup import until
 from spottrain_agent import agent as agent_module
 from spottrain_agent.agent import Agent
 from spottrain_agent.generation_run import GenerationRun
+from spottrain_agent.ports import ReservedPort
 from spottrain_agent.settings import AgentSettings
 from spottrain_agent.zygote_process import LAUNCH_ATTEMPTS
 from spottrain_api.contract import (
@@ -81,6 +83,21 @@ async def test_an_error_of_the_agent_itself_is_reported(tmp_path: Path, monkeypa
     (tmp_path / "train.py").touch()
     failure = await failure_of_a_start(Entrypoint(script=str(tmp_path / "train.py")), tmp_path)
     assert failure == Failure(reason=FailureReason.START_FAILED, message="The agent failed: KeyError('zygote')")
+
+
+async def test_a_start_without_a_free_file_descriptor_for_the_next_port_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = [ReservedPort("127.0.0.1")]
+
+    def reserve(_: str) -> ReservedPort:
+        if not ports:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return ports.pop()
+
+    monkeypatch.setattr(agent_module, "ReservedPort", reserve)
+    failure = await failure_of_a_start(Entrypoint(script="train.py"), tmp_path)
+    assert failure == Failure(reason=FailureReason.START_FAILED, message="[Errno 24] Too many open files")
 
 
 def run_agent(program: str, folder: Path) -> subprocess.CompletedProcess[str]:

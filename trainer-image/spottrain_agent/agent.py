@@ -260,12 +260,12 @@ class Agent:
     def _start(self, assignment: GenerationAssignment) -> None:
         remember(generation=assignment.number)
         self._activity = _Activity(run=GenerationRun(assignment, self._settings, self._grace_seconds()))
-        if assignment.node_rank == 0:
-            self._used_port, self._port = self._port, ReservedPort(self._settings.pod_ip)
         self._activity.start = asyncio.create_task(self._launch(self._activity.run))
 
     async def _launch(self, run: GenerationRun) -> None:
         try:
+            if run.assignment.node_rank == 0:
+                self._used_port, self._port = self._port, ReservedPort(self._settings.pod_ip)
             failure = missing_entrypoint(run.assignment.entrypoint)
             if failure is None:
                 if run.assignment.replica_token is not None:
