@@ -46,6 +46,7 @@ PRELOADED_MODULES = (
     "spottrain",
     "spottrain.checkpoint.stores.s3_storage",
 )
+MAX_PID_BYTES = 20
 
 
 def _say(channel: socket.socket, **message: object) -> None:
@@ -78,23 +79,32 @@ def preload(names: Sequence[str]) -> None:
 def _fork_launcher(channel: socket.socket, request: LaunchRequest, agent: int) -> None:
     """Fork twice, so that the launcher's parent is the agent.
 
-    Only the agent watches and reaps it. If a fork fails, the zygote ends, and the agent asks the next one.
+    Only the agent watches and reaps it. If a fork fails, the zygote ends, and the agent asks the next one. Once the
+    agent has the answer, it may kill all but the zygote. So the process in the middle is gone by then, and how it
+    ended doesn't matter.
     """
+    reading, writing = os.pipe()
     middle = os.fork()
     if middle:
-        _, status = os.waitpid(middle, 0)
-        if status != 0:
+        os.close(writing)
+        pid = os.read(reading, MAX_PID_BYTES)
+        os.close(reading)
+        os.waitpid(middle, 0)
+        if not pid:
             raise SystemExit(1)
+        _say(channel, pid=int(pid))
         return
     middle = os.getpid()
     try:
         launcher = os.fork()
         if launcher:
-            _say(channel, pid=launcher)
+            os.write(writing, str(launcher).encode())
             os._exit(0)
     except OSError as error:
         print(f"spottrain: the generation's processes can't be started: {error}", file=sys.stderr)
         os._exit(1)
+    for descriptor in (reading, writing):
+        os.close(descriptor)
     channel.close()
     _become_launcher(request, agent, former_parent=middle)
 
