@@ -424,3 +424,16 @@ def test_a_folder_whose_mount_is_broken_is_unavailable(
     ):
         with pytest.raises(StorageUnavailable, match=os.strerror(broken)):
             use()
+
+
+def test_a_mount_point_whose_mount_is_broken_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder above knows that it exists. To `is_dir` of Python 3.14 and later, it is no folder."""
+
+    def fail(path: object, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(path))
+
+    for name in ("os.stat", "os.scandir"):
+        monkeypatch.setattr(name, fail)
+    monkeypatch.setattr(Path, "is_dir", lambda path: os.path.isdir(path))
+    with pytest.raises(StorageUnavailable, match=os.strerror(errno.ENOTCONN)):
+        open_storage(f"file://{tmp_path}")

@@ -184,6 +184,8 @@ class FileStorage:
 
     def _sentence(self, doing: str, error: OSError) -> StorageError:
         where = f"Could not {doing} in the checkpoint folder {self._root}"
+        if error.errno in _NO_FOLDER:
+            error = _cause(error, self._root)
         if error.errno in _FULL:
             return StorageFull(f"{where}: the disk is full. Free space, or lower checkpoint.keep.")
         if error.errno in _DENIED:
@@ -195,6 +197,15 @@ class FileStorage:
                 f"{where}: it is gone. Mount or create it again, or correct checkpoint.uri in a new job."
             )
         return StorageUnavailable(f"{where}: {error.strerror or error}.")
+
+
+def _cause(error: OSError, folder: Path) -> OSError:
+    """What is wrong with a folder that exists, but seems to be none, such as a broken mount."""
+    try:
+        folder.stat()
+    except OSError as found:
+        return error if found.errno in _MISSING else found
+    return error
 
 
 def _is_gone(folder: Path) -> bool:
