@@ -178,6 +178,18 @@ def created_in(scene: Scene) -> list[str | None]:
     return [each.pool for each in scene.plan().actions if isinstance(each, CreatePod)]
 
 
+@pytest.mark.parametrize(
+    "capacity",
+    [
+        {"pools": [FAST], "spot": {"max": 0}, "onDemand": {"max": 4}},
+        {"pools": [ON_DEMAND], "onDemand": {"max": 0}, "spot": {"max": 4}},
+    ],
+    ids=["spot", "on-demand"],
+)
+def test_a_job_whose_limits_leave_its_pools_no_node_creates_no_pod(capacity: dict[str, Any]) -> None:
+    assert waiting_job(0, nodes={"min": 1, "max": 4}, capacity=capacity).plan().actions == ()
+
+
 def test_pods_that_wait_in_a_pool_without_nodes_move_to_another() -> None:
     scene = dry(FAST, SLOW, num_waiting=3)
     assert moved(scene) == ["slow"] * 3

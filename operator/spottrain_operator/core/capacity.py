@@ -265,8 +265,18 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     if situation.observed.job.left_out:
         types = types[: max(0, situation.spec.nodes.max - len(needed.kept))]
     if not types and situation.tries_template:
-        types = [CapacityType.ON_DEMAND if demand_of(situation).on_demand else CapacityType.SPOT]
+        types = _first_of_template(situation)
     return types
+
+
+def _first_of_template(situation: Situation) -> list[CapacityType]:
+    """The type of the pod that tries the template.
+
+    Empty if the job's limits leave no place for a pod.
+    """
+    wanted = demand_of(situation)
+    places_of = {CapacityType.ON_DEMAND: wanted.on_demand, CapacityType.SPOT: wanted.spot}
+    return [capacity_type for capacity_type, number in places_of.items() if number][:1]
 
 
 def _pool(situation: Situation, capacity_type: CapacityType, sequence: int) -> str | None:
