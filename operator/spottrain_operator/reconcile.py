@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
 
@@ -22,6 +22,7 @@ from spottrain_api.contract import (
     LABEL_JOB_UID,
     Assignment,
     AssignmentAction,
+    CapacityType,
     ConditionReason,
     ConditionType,
     EventReason,
@@ -270,9 +271,10 @@ class Reconciler:
         doing = [apply(self._cluster, view, action, control=control, site=self._site) for action in actions]
         results = await asyncio.gather(*doing, return_exceptions=True)
         failed = [(a, e) for a, e in zip(actions, results, strict=True) if isinstance(e, BaseException)]
-        refused = [e for action, e in failed if isinstance(action, CreatePod) and isinstance(e, RefusedError)]
-        if any(isinstance(action, CreatePod) for action in actions):
-            self._note_refusal(key, view, refused[0] if refused else None)
+        refusals = [(a, e) for a, e in failed if isinstance(a, CreatePod) and isinstance(e, RefusedError)]
+        refused = [error for _, error in refusals]
+        if tried := {action.capacity_type for action in actions if isinstance(action, CreatePod)}:
+            self._note_refusal(key, view, tried, {action.capacity_type: error for action, error in refusals})
         unprotected = [e for action, e in failed if isinstance(action, AnnotatePod) and isinstance(e, RefusedError)]
         if unprotected or any(map(_protects, actions)):
             self._note_unprotected(key, unprotected[0] if unprotected else None)
@@ -300,15 +302,28 @@ class Reconciler:
                 error,
             )
 
-    def _note_refusal(self, key: JobKey, job: JobView, error: RefusedError | None) -> None:
-        """Keep why the job's pods are refused; None if they aren't.
+    def _note_refusal(
+        self, key: JobKey, job: JobView, tried: Set[CapacityType], errors: Mapping[CapacityType, RefusedError]
+    ) -> None:
+        """Keep why pods of the job are refused, and of which types.
 
         The reason is kept in memory only, so a new operator retries.
+
+        Args:
+            key: The job.
+            job: Its view.
+            tried: Types of the pods that were to be created.
+            errors: A refusal for each type of which a pod was refused.
         """
-        if error is None:
+        known, refused = self._refusals.get(key), frozenset(errors)
+        if known is not None and known.metadata_generation == job.metadata_generation:
+            refused |= known.capacity_types - tried
+        if errors:
+            known = refusal(next(iter(errors.values())), job, known, self._now())
+        if known is None or not refused:
             self._refusals.pop(key, None)
         else:
-            self._refusals[key] = refusal(error, job, self._refusals.get(key), self._now())
+            self._refusals[key] = replace(known, capacity_types=refused)
 
     async def _leave_alone(self, job: Manifest, error: NotUnderstoodError) -> PassResult:
         """Report that this version can't manage the job, which a newer one wrote.

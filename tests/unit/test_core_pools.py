@@ -220,6 +220,12 @@ def test_a_pod_stays_in_its_pool(scene: Scene) -> None:
     assert moved(scene) == []
 
 
+def test_spot_pods_move_while_on_demand_pods_are_refused() -> None:
+    scene = dry(FAST, SLOW)
+    refusal = replace(REFUSED, capacity_types=frozenset({CapacityType.ON_DEMAND}))
+    assert moved(replace(scene, observed=replace(scene.observed, refusal=refusal))) == ["slow"]
+
+
 def test_a_node_that_does_not_come_up_is_not_awaited_for_ever() -> None:
     scene = dry(FAST, SLOW).later(300)
     kept_away = {"u5": KeptAway(num_down=1)}

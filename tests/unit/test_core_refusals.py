@@ -14,12 +14,21 @@ from spottrain_api.contract import AgentPhase, CapacityType, FailureReason
 from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
 from spottrain_operator.core.model import CreatePod, DeletePod, Refusal
 
+ON_DEMAND, SPOT = CapacityType.ON_DEMAND, CapacityType.SPOT
 REFUSED = 'serviceaccount "trainer" not found'
 
 
-def refused(scene: Scene, *, generation: int = 1, lasting: bool = True, by_quota: bool = False) -> Scene:
+def refused(
+    scene: Scene,
+    *types: CapacityType,
+    generation: int = 1,
+    lasting: bool = True,
+    by_quota: bool = False,
+) -> Scene:
+    """Pods of `types` are refused; without any, all are."""
     refusal = Refusal(
         metadata_generation=generation,
+        capacity_types=frozenset(types or CapacityType),
         message=REFUSED,
         since=START,
         tried_at=START,
@@ -33,6 +42,10 @@ def edited(scene: Scene) -> Scene:
     """Another pod template; the pods that are there are of the old one."""
     edited = scene.job(metadata_generation=2)
     return replace(edited, observed=replace(edited.observed, template_hash="t2"))
+
+
+def created(scene: Scene) -> list[str]:
+    return [action.capacity_type.value for action in scene.plan().actions if isinstance(action, CreatePod)]
 
 
 def pods_healthy(status: TrainingJobStatus) -> tuple[str, str]:
@@ -75,6 +88,44 @@ def test_a_refused_replacement_disturbs_nobody_who_trains(lasting: bool) -> None
     assert condition.message == f"{REFUSED}. The operator retries at least every 30 s; existing pods continue"
     had_all = refused(training_job(), lasting=lasting).plan().status
     assert pods_healthy(had_all)[0] == "True", "nobody lacks what was refused"
+
+
+LACKS_BOTH = training_job(nodes={"min": 2, "max": 8}, capacity={"onDemand": {"min": 4}})
+
+
+def test_while_pods_are_refused_one_of_each_missing_type_is_tried() -> None:
+    assert created(LACKS_BOTH) == ["on-demand"] * 2 + ["spot"] * 2
+    assert created(refused(LACKS_BOTH)) == ["on-demand", "spot"]
+    assert created(replace(refused(LACKS_BOTH), now=START)) == [], "not before the pause is over"
+
+
+@pytest.mark.parametrize("seconds", [0, 600])
+def test_pods_of_one_type_are_created_while_those_of_the_other_are_refused(seconds: float) -> None:
+    is_tried = ["on-demand"] if seconds else []
+    assert created(replace(refused(LACKS_BOTH, ON_DEMAND), now=at(seconds))) == [*is_tried, "spot", "spot"]
+
+
+def test_a_refusal_is_no_reason_for_pods_of_the_other_type_to_lack() -> None:
+    lacks_spot = training_job(nodes={"min": 2, "max": 5})
+    assert pods_healthy(refused(lacks_spot, ON_DEMAND).plan().status)[0] == "True"
+    assert pods_healthy(refused(lacks_spot, SPOT).plan().status) == ("False", "PodsRefused")
+    assert pods_healthy(refused(LACKS_BOTH, ON_DEMAND).plan().status) == ("False", "PodsRefused")
+    waits = waiting_job(2, nodes={"min": 3, "max": 3}, capacity={"onDemand": {"min": 2}})
+    assert REFUSED not in refused(waits, ON_DEMAND).plan().status.message
+    assert REFUSED in refused(waits, SPOT).plan().status.message
+
+
+@pytest.mark.parametrize(
+    ("minimum", "tried"), [(2, ["on-demand", "spot"]), (3, ["on-demand"])], ids=["enough spot pods", "too few"]
+)
+def test_an_edit_whose_on_demand_pods_are_refused_is_tried_with_spot_pods_if_they_are_enough(
+    minimum: int, tried: list[str]
+) -> None:
+    scene = edited(training_job(nodes={"min": minimum, "max": 4}, capacity={"onDemand": {"min": 2}}))
+    assert created(scene) == ["on-demand"]
+    assert created(refused(scene, ON_DEMAND, generation=2)) == tried
+    lost = refused(scene.without_pod(1), ON_DEMAND, generation=2)
+    assert created(lost) == tried, "one that is missing and refused isn't the only one to be tried"
 
 
 def test_a_job_that_is_over_lacks_no_pod() -> None:
@@ -120,19 +171,19 @@ def test_one_pod_of_an_edited_template_is_tried_before_those_of_the_old_one_are_
 
 
 def test_events_say_that_an_edit_replaces_pods_that_wait() -> None:
-    def created(scene: Scene) -> list[str]:
+    def told(scene: Scene) -> list[str]:
         return [event.message for event in scene.plan().events if event.reason == "PodsCreated"]
 
     waits = edited(replace(waiting_job(2, nodes={"min": 2, "max": 2}), now=at(8)))
     for sequence in (1, 2):
         waits = waits.pod(sequence, node=None, ready=False)
-    assert created(waits) == ["Creating 1 on-demand pod, the first since the job was edited"]
+    assert told(waits) == ["Creating 1 on-demand pod, the first since the job was edited"]
     accepted = waits.decided().with_pod(
         pod(3, capacity_type=CapacityType.ON_DEMAND, template_hash="t2", node=None, ready=False)
     )
-    assert created(accepted) == ["Creating 1 on-demand pod in place of pods from before the edit"]
+    assert told(accepted) == ["Creating 1 on-demand pod in place of pods from before the edit"]
     replaced = accepted.decided().without_pod(1).without_pod(2)
-    assert created(replaced) == ["Creating 1 on-demand pod"], "the operator was killed before it created it"
+    assert told(replaced) == ["Creating 1 on-demand pod"], "the operator was killed before it created it"
 
 
 def test_while_an_edited_template_is_refused_the_old_pods_go_on() -> None:

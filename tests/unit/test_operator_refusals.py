@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from operator_world import KEY, CrashingCluster, World, job
-from spottrain_api.contract import TAINT_PREEMPTION
+from spottrain_api.contract import LABEL_CAPACITY_TYPE, TAINT_PREEMPTION, CapacityType
 from spottrain_api.v1alpha1 import Network
 from spottrain_operator.cluster.client import ClusterError, ForbiddenError, InvalidObjectError, Manifest
 
@@ -26,16 +26,21 @@ LARGER: dict[str, Any] = {"nodes": {"min": 2, "max": 4}, "capacity": {"onDemand"
 GOING = ForbiddenError("unable to create new content in namespace team because it is being terminated")
 
 
+def type_of(pod: Manifest) -> str:
+    return str(pod["metadata"]["labels"][LABEL_CAPACITY_TYPE])
+
+
 class RefusingCluster(CrashingCluster):
-    """Refuses pods while `error` is set."""
+    """Refuses pods while `error` is set. `only` limits it to those of one capacity type."""
 
     error: ClusterError | None = None
+    only: CapacityType | None = None
     num_refused = 0
     may_annotate = True
     num_annotations = 0
 
     async def create_pod(self, pod: Manifest) -> Manifest:
-        if self.error is not None:
+        if self.error is not None and self.only in (None, type_of(pod)):
             self.num_refused += 1
             raise self.error
         return await super().create_pod(pod)
@@ -140,6 +145,43 @@ async def test_a_refused_pod_is_tried_ever_more_seldom_until_it_is_taken() -> No
     assert condition(world, "PodsHealthy")["status"] == "True"
 
 
+async def lose_all(world: World) -> None:
+    world.cluster.pods.clear()
+    world.cluster.nodes.clear()
+    await world.turn()
+
+
+@pytest.mark.parametrize("lost", list(CapacityType))
+async def test_lost_pods_are_replaced_at_once_while_those_of_the_other_type_are_refused(lost: CapacityType) -> None:
+    cluster = RefusingCluster()
+    world = await training(cluster, last_step=1000)
+    [cluster.only] = set(CapacityType) - {lost}
+    cluster.error = WEBHOOK
+    await lose_all(world)
+    await lose_all(world)
+    replaced = [type_of(pod) for pod in cluster.pods.values()]
+    assert replaced == [lost.value] * (2 if lost is CapacityType.SPOT else 1)
+    assert str(WEBHOOK) in condition(world, "PodsHealthy")["message"]
+    cluster.error = None
+    for _ in range(31):
+        await world.turn()
+    assert len(cluster.pods) == 3
+    assert condition(world, "PodsHealthy")["status"] == "True"
+
+
+async def test_pods_of_a_type_that_is_refused_are_tried_one_at_a_time() -> None:
+    cluster = RefusingCluster()
+    world = await training(cluster, last_step=1000)
+    cluster.error = WEBHOOK
+    await lose_all(world)
+    assert cluster.num_refused == 3, "nothing was known of either type"
+    cluster.only = CapacityType.ON_DEMAND
+    for _ in range(31):
+        await lose_all(world)
+    assert cluster.num_refused <= 3 + 5
+    assert len(cluster.pods) == 2
+
+
 @pytest.mark.parametrize("error", [WEBHOOK, LARGER_THAN_QUOTA], ids=["by a webhook", "by a quota"])
 async def test_an_edit_that_is_refused_takes_no_pod_away(error: ClusterError) -> None:
     cluster = RefusingCluster()
@@ -242,13 +284,13 @@ NO_PODS = (
 async def test_a_new_job_waits_for_a_quota_of_zero_to_be_raised() -> None:
     cluster = QuotaCluster()
     cluster.most = 0
-    cluster.put_job(job())
+    cluster.put_job(job(nodes={"min": 3, "max": 3}))
     world = World(cluster)
     for _ in range(64):
         await world.turn()
     assert (world.status["phase"], world.num_crashes) == ("Pending", 0), "somebody may raise it"
     assert NO_PODS in world.status["message"]
-    assert 4 <= cluster.num_refused <= 10
+    assert 4 <= cluster.num_refused <= 16
     cluster.most = 10
     await world.until_finished()
     assert world.status["phase"] == "Succeeded"
@@ -309,7 +351,7 @@ async def test_a_namespace_that_is_being_deleted_crashes_nothing(caplog: pytest.
     assert world.num_crashes == 0
     assert (world.status["phase"], cluster.pods) == ("Recovering", {})
     assert str(GOING) in world.status["message"]
-    assert 4 <= cluster.num_refused <= 10
+    assert 4 <= cluster.num_refused <= 16
     said = [record.getMessage() for record in caplog.records if "is in this log alone" in record.getMessage()]
     assert len(said) < 12
     assert f"gpt: the event PodNotCreated is in this log alone: {GOING}" in said

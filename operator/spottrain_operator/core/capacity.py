@@ -173,10 +173,13 @@ def leave_dry_pools(situation: Situation, draft: Draft) -> Draft:
     Another one may have a node. Each is replaced in the same pass, in a pool in which no pod waits. If one waits in
     each pool, all of them stay.
     """
-    if situation.refusal is not None or situation.observed.job.left_out or _pauses(situation, draft):
+    if situation.observed.job.left_out or _pauses(situation, draft):
         return draft
+    refusal = situation.refusal
     waiting = [pod for pod in _kept(situation, draft) if _is_left_waiting(situation, pod)]
     for capacity_type in CapacityType:
+        if refusal is not None and capacity_type in refusal.capacity_types:
+            continue
         deletions = [_leave_pool(pod) for pod in waiting if pod.capacity_type is capacity_type]
         without = draft.act(*deletions)
         # On-demand pods beyond the floor would not be replaced.
@@ -210,9 +213,7 @@ def _is_left_waiting(situation: Situation, pod: PodView) -> bool:
 
 def create_missing(situation: Situation, draft: Draft) -> Draft:
     """Create the missing pods, under names that were never used before."""
-    types = missing(situation, draft)
-    if situation.refusal is not None:
-        types = types[:1]  # one, to see whether it's still refused
+    types = _not_refused(situation, missing(situation, draft))
     if not types or _pauses(situation, draft):
         return draft
     job = situation.observed.job
@@ -246,16 +247,36 @@ def _leaves_out_devices(spec: TrainingJobSpec) -> bool:
 
 
 def next_try(refusal: Refusal) -> datetime:
-    """When a refused pod is tried again: after a pause that doubles with each try."""
+    """When refused pods are tried again: after a pause that doubles with each try."""
     pause = growing_pause(refusal.num_tries, first=REFUSAL_PAUSE, most=REFUSAL_MAX_PAUSE)
     return after(refusal.tried_at, pause)
+
+
+def refusal_of(situation: Situation, draft: Draft) -> Refusal | None:
+    """Why pods that the job lacks can't be created; None if it lacks none of a type that is refused."""
+    refusal = situation.refusal
+    lacks = refusal is not None and not refusal.capacity_types.isdisjoint(missing(situation, draft))
+    return refusal if lacks else None
+
+
+def _not_refused(situation: Situation, types: list[CapacityType]) -> list[CapacityType]:
+    """Which of the missing pods to create now.
+
+    Of a type that is refused, it is one after each pause, to see whether it still is.
+    """
+    refusal = situation.refusal
+    if refusal is None:
+        return types
+    is_due = situation.now >= next_try(refusal)
+    retried = [each for each in CapacityType if is_due and each in types and each in refusal.capacity_types]
+    return [*retried, *(each for each in types if each not in refusal.capacity_types)]
 
 
 def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     """The types of the pods that the job lacks.
 
     After an edit of the template, one pod is created first, beside those of the old template. As long as Kubernetes
-    doesn't accept it, what runs continues.
+    accepts none, what runs continues.
     """
     if situation.spec.run_policy.suspend or rival_of(situation, draft) or waits_to_be_understood(situation, draft):
         return []
@@ -264,19 +285,22 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     types = [CapacityType.ON_DEMAND] * needed.missing_on_demand + [CapacityType.SPOT] * num_spot
     if situation.observed.job.left_out:
         types = types[: max(0, situation.spec.nodes.max - len(needed.kept))]
-    if not types and situation.tries_template:
-        types = _first_of_template(situation)
-    return types
+    return _with_tries(situation, types) if situation.tries_template else types
 
 
-def _first_of_template(situation: Situation) -> list[CapacityType]:
-    """The type of the pod that tries the template.
+def _with_tries(situation: Situation, types: list[CapacityType]) -> list[CapacityType]:
+    """The same, with a pod that tries the template if none is missing.
 
-    Empty if the job's limits leave no place for a pod.
+    If one is refused, a pod of each type that alone is enough to train is tried as well. If the job's limits leave no
+    place for a pod, none is tried.
     """
     wanted = demand_of(situation)
     places_of = {CapacityType.ON_DEMAND: wanted.on_demand, CapacityType.SPOT: wanted.spot}
-    return [capacity_type for capacity_type, number in places_of.items() if number][:1]
+    tries = types or [each for each, number in places_of.items() if number][:1]
+    if situation.refusal is None:
+        return tries
+    enough = [each for each, number in places_of.items() if number >= situation.spec.nodes.min]
+    return [*tries, *(each for each in enough if each not in tries)]
 
 
 def _pool(situation: Situation, capacity_type: CapacityType, sequence: int) -> str | None:
@@ -311,10 +335,8 @@ def _awaited_pools(situation: Situation, capacity_type: CapacityType) -> frozens
 def _pauses(situation: Situation, draft: Draft) -> bool:
     """Whether to pause before pods are replaced.
 
-    Pods that are refused, or that ended before they trained, are replaced ever more slowly.
+    Pods that ended before they trained are replaced ever more slowly.
     """
-    if situation.refusal is not None and situation.now < next_try(situation.refusal):
-        return True
     failures = start_failures(situation, draft)
     if not failures:
         return False

@@ -14,7 +14,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_api.wording import clause, counted, one_line
-from spottrain_operator.core.capacity import RETRIES, advice, spot_sentence
+from spottrain_operator.core.capacity import RETRIES, advice, refusal_of, spot_sentence
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import (
@@ -181,7 +181,8 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
     failed = [f.pod for f in start_failures(situation, draft)]
     ended = ended_early_sentence(situation, failed) if failed else ""
     placed = [f for f in coming(situation, set(kept)) if f.pod.node is not None]
-    if placed and up + len(placed) >= needed and situation.refusal is None:
+    refusal = refusal_of(situation, draft)
+    if placed and up + len(placed) >= needed and refusal is None:
         # The nodes are there: advice about nodes would mislead.
         text = f"Waiting for pods: {up} of at least {needed} ready; {what_they_do(situation, placed)}"
         return f"{text}. {ended}" if ended else text
@@ -195,8 +196,8 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
         text += f"; no node has room for {' and '.join(each)}"
     if claimless := [pod for pod in unplaced if lacks_claim(pod)]:
         text += f"; {counted(len(claimless), 'pod')} without the claim of a volume"
-    if situation.refusal is not None:
-        text += f"; {situation.refusal.message}"
+    if refusal is not None:
+        text += f"; {refusal.message}"
     if in_vain := waits_in_vain_sentence(situation, goes):
         text += f"; {in_vain}"
     waiting = next((pod for pod in pods if pod.waiting_message), None)
@@ -208,7 +209,7 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
             text += f"; {waiting.name}: {waiting.waiting_reason}: {scheduler_says(waiting)}"
             todo = advice(situation, waiting)
     spot = spot_sentence(situation, draft)
-    retries = RETRIES if situation.refusal is not None else ""
+    retries = RETRIES if refusal is not None else ""
     return ". ".join(part for part in (text, todo, ended, retries, spot) if part)
 
 

@@ -157,11 +157,13 @@ class Refusal:
     pools and bounds decide on pods, too.
 
     - metadata_generation: of the spec.
+    - capacity_types: of the refused pods. Pods of other types are accepted, or were not tried yet.
     - lasting: it doesn't pass when other jobs end.
     - by_quota: it may pass when pods of this job are deleted.
     """
 
     metadata_generation: int
+    capacity_types: frozenset[CapacityType] = frozenset(CapacityType)
     message: str
     since: datetime
     lasting: bool

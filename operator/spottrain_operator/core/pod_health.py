@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from spottrain_api.contract import CapacityType, ConditionReason, ConditionType, EndReason, WaitingReason
 from spottrain_api.wording import counted
-from spottrain_operator.core.capacity import RETRIES, advice, missing, spot_sentence
+from spottrain_operator.core.capacity import RETRIES, advice, refusal_of, spot_sentence
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import CANNOT_START
 from spottrain_operator.core.model import PodView
@@ -24,8 +24,8 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
     """
     if draft.finished:
         return _of_finished(situation, draft)
-    refusal, now = situation.refusal, situation.now
-    if refusal is not None and missing(situation, draft):
+    refusal, now = refusal_of(situation, draft), situation.now
+    if refusal is not None:
         message = f"{refusal.message}. {RETRIES}; existing pods continue"
         return draft.condition(ConditionType.PODS_HEALTHY, False, ConditionReason.PODS_REFUSED, message, now)
     goes = draft.leaving

@@ -6,7 +6,7 @@ Changes wake the reconciler, but time alone doesn't.
 from __future__ import annotations
 
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
-from spottrain_operator.core.capacity import missing, next_try
+from spottrain_operator.core.capacity import next_try, refusal_of
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.members import MemberState, members_of, says_nothing
 from spottrain_operator.core.rivals import rival_of
@@ -51,8 +51,8 @@ def _while_running(situation: Situation, draft: Draft, generation: GenerationSta
         times.append(after(status.start_time, limit))
     if status.fallback_since is not None:
         times.append(after(status.fallback_since, situation.spec.capacity.fallback.return_after_seconds))
-    if situation.refusal is not None and missing(situation, draft):
-        times.append(next_try(situation.refusal))
+    if refusal := refusal_of(situation, draft):
+        times.append(next_try(refusal))
     return max(_RESTLESS, min(seconds_between(situation.now, each) for each in times))
 
 
