@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from scene import (
-    at,
-    waiting_job,
-)
+from scene import ENDED, Scene, at, pod, training_job, waiting_job
 from spottrain_api.v1alpha1 import Phase
+from spottrain_operator.core.model import CreatePod
 
 
 def test_an_image_that_cannot_be_pulled_ends_a_new_job() -> None:
@@ -52,6 +50,34 @@ def test_containers_that_end_before_they_train_are_not_replaced_for_ever() -> No
         scene = scene.pod(sequence, **ended).forgets(sequence)
     scene = scene.without_pod(4)
     assert scene.plan().status.phase is Phase.FAILED
+
+
+def pause_after(*created: float) -> float:
+    """Seconds until the next pod is created, from the last of these that ended before they could train."""
+    scene = training_job(nodes={"min": 1, "max": 40}).generation(state=ENDED, ended_at=at(100), reason="NodeLost")
+    for sequence in range(1, 5):
+        scene = scene.without_pod(sequence)
+    for sequence, seconds in enumerate(created, start=5):
+        ended = {"phase": "Failed", "ready": False, "exit_code": 1, "exit_reason": "Error"}
+        scene = scene.with_pod(pod(sequence, created_at=at(seconds), **ended))
+    last = max(created)
+    tried = (each for each in range(600) if any_created(replace(scene, now=at(last + each))))
+    return next(tried)
+
+
+def any_created(scene: Scene) -> bool:
+    return any(isinstance(action, CreatePod) for action in scene.plan().actions)
+
+
+@pytest.mark.parametrize(
+    ("created", "pause"),
+    [((110,), 10), ((110,) * 32, 10), ((110, 112, 117), 10), ((110, 120), 20), ((110, 110, 120, 121, 141), 40)],
+    ids=["one", "many at once", "many in a row", "two tries", "three tries"],
+)
+def test_pods_that_were_created_together_and_end_early_count_as_one_try(
+    created: tuple[float, ...], pause: float
+) -> None:
+    assert pause_after(*created) == pause
 
 
 @pytest.mark.parametrize(

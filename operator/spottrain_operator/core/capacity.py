@@ -6,6 +6,7 @@ If spot nodes don't come, on-demand nodes stand in, and a pod leaves a pool with
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import pairwise
 
 from spottrain_api.contract import CapacityType, EventReason
 from spottrain_api.v1alpha1 import FallbackPolicy, TrainingJobSpec
@@ -337,8 +338,9 @@ def _pauses(situation: Situation, draft: Draft) -> bool:
 
     Pods that ended before they trained are replaced ever more slowly.
     """
-    failures = start_failures(situation, draft)
-    if not failures:
+    created = sorted(f.pod.created_at for f in start_failures(situation, draft))
+    if not created:
         return False
-    newest = max(f.pod.created_at for f in failures)
-    return seconds_between(newest, situation.now) < START_FAILURE_PAUSE * float(2 ** len(failures))
+    # Pods that were created together often end together, as while a server is down. They are one try.
+    num_tries = 1 + sum(seconds_between(*each) > START_FAILURE_PAUSE for each in pairwise(created))
+    return seconds_between(created[-1], situation.now) < START_FAILURE_PAUSE * 2.0**num_tries

@@ -94,7 +94,8 @@ REFUSAL_PATIENCE = 10.0
 REFUSAL_PAUSE = 1.0
 REFUSAL_MAX_PAUSE = 30.0
 # After this many pods whose container ended before they joined a generation, the job can't start. Until then the pods
-# are kept as evidence, with a pause after each that doubles.
+# are kept as evidence, with a pause after each try that doubles. Pods that were created no longer than
+# START_FAILURE_PAUSE after each other are one try.
 MAX_START_FAILURES = 3
 START_FAILURE_PAUSE = 5.0
 START_FAILURE_WINDOW = 600.0
