@@ -106,6 +106,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "a pool with provider custom needs a nodeSelector that finds its nodes",
     ),
     (
+        "pool-with-empty-selector",
+        {"capacity": {"pools": [{"name": "a", "capacityType": "spot", "provider": "custom", "nodeSelector": {}}]}},
+        "a pool with provider custom needs a nodeSelector that finds its nodes",
+    ),
+    (
         "unknown-provider",
         {"capacity": {"pools": [{"name": "x", "capacityType": "spot", "provider": "nimbus"}]}},
         "eks",

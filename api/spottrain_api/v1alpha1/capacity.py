@@ -154,7 +154,7 @@ class Pool(Resource):
 
     cel_rules = (
         (
-            "self.provider != 'custom' || has(self.nodeSelector)",
+            "self.provider != 'custom' || has(self.nodeSelector) && self.nodeSelector.size() > 0",
             "capacity.pools: a pool with provider custom needs a nodeSelector that finds its nodes",
         ),
     )
