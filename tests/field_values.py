@@ -23,6 +23,19 @@ _BESIDE = {
     "volumeMounts": [{"name": "scratch", "mountPath": "/scratch", "readOnly": False, "subPath": "a"}],
 }
 _TOLERATION = {"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute", "tolerationSeconds": 60}
+
+
+def _pool(kind: str) -> dict[str, Any]:
+    return {
+        "name": kind,
+        "capacityType": kind,
+        "provider": "custom",
+        "nodeSelector": {"pool": kind},
+        "tolerations": [_TOLERATION],
+        "pricePerHour": 1.0,
+    }
+
+
 EVERYTHING: dict[str, Any] = {
     "image": "train:1",
     "entrypoint": {"script": "train.py", "args": ["--fast"], "workingDir": "/app"},
@@ -69,17 +82,7 @@ EVERYTHING: dict[str, Any] = {
         "onDemand": {"min": 1, "max": 2, "pricePerHour": 3.0},
         "spot": {"max": 1, "maxPrewarmed": 1, "pricePerHour": 1.0},
         "fallback": {"policy": "OnDemand", "afterSeconds": 300, "returnAfterSeconds": 900},
-        "pools": [
-            {
-                "name": kind,
-                "capacityType": kind,
-                "provider": "custom",
-                "nodeSelector": {"pool": kind},
-                "tolerations": [_TOLERATION],
-                "pricePerHour": 1.0,
-            }
-            for kind in ("spot", "on-demand")
-        ],
+        "pools": [_pool("spot"), _pool("on-demand")],
         "currency": "EUR",
     },
     "strategy": "auto",
@@ -205,6 +208,8 @@ BROKEN_RULES: list[tuple[str, Any, str]] = [
     ("nodes", {"min": 3, "max": 2}, "nodes.min is larger than nodes.max"),
     ("nodes.max", 513, "nodes.max is above 512"),
     ("capacity", {"onDemand": {"max": 0}, "spot": {"max": 0}}, "together are less than nodes.min"),
+    ("capacity", {"spot": {"max": 0}, "pools": [_pool("spot")]}, "capacity.pools has only spot pools, and"),
+    ("capacity", {"onDemand": {"max": 0}, "pools": [_pool("on-demand")]}, "capacity.pools has only on-demand pools"),
     ("capacity.onDemand", {"min": 3}, "capacity.onDemand.min is larger than nodes.max"),
     ("capacity.onDemand.max", 0, "capacity.onDemand.min is larger than capacity.onDemand.max"),
     ("capacity.pools[].nodeSelector", REMOVED, "a pool with provider custom needs a nodeSelector"),

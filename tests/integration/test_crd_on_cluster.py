@@ -101,6 +101,22 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "capacity.onDemand.max and capacity.spot.max together are less than nodes.min; raise one of them",
     ),
     (
+        "spot-below-min-and-no-other-pool",
+        {"capacity": {"spot": {"max": 0}, "pools": [{"name": "a", "capacityType": "spot", "provider": "eks"}]}},
+        "capacity.pools has only spot pools, and capacity.spot.max is less than nodes.min; raise it, lower nodes.min",
+    ),
+    (
+        "on-demand-below-min-and-no-other-pool",
+        {
+            "nodes": {"min": 3},
+            "capacity": {
+                "onDemand": {"max": 2},
+                "pools": [{"name": "a", "capacityType": "on-demand", "provider": "eks"}],
+            },
+        },
+        "capacity.pools has only on-demand pools, and capacity.onDemand.max is less than nodes.min; raise it",
+    ),
+    (
         "pool-without-selector",
         {"capacity": {"pools": [{"name": "mine", "capacityType": "spot", "provider": "custom"}]}},
         "a pool with provider custom needs a nodeSelector that finds its nodes",

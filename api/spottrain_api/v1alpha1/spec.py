@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from spottrain_api.contract import CapacityType
 from spottrain_api.settings import Entrypoint, Line, Resource, TrainingSettings
 from spottrain_api.v1alpha1.capacity import Capacity, Nodes
 from spottrain_api.v1alpha1.checkpoint import Checkpoint
@@ -23,6 +24,10 @@ _SET = {
     "has(self.deepspeed.offloadParameters) && self.deepspeed.offloadParameters || "
     "has(self.deepspeed.config) && dyn(self.deepspeed.config).size() > 0",
 }
+
+
+# The field of `capacity` that limits the nodes of a type.
+_LIMITS = {CapacityType.ON_DEMAND.value: "onDemand", CapacityType.SPOT.value: "spot"}
 
 
 class CleanPodPolicy(StrEnum):
@@ -139,6 +144,16 @@ class TrainingJobSpec(TrainingSettings, RunSettings):
             "!has(self.capacity.onDemand.max) || !has(self.capacity.spot.max) || "
             "self.capacity.onDemand.max + self.capacity.spot.max >= self.nodes.min",
             "capacity.onDemand.max and capacity.spot.max together are less than nodes.min; raise one of them",
+        ),
+        *(
+            (
+                "!has(self.capacity.pools) || self.capacity.pools.size() == 0 || "
+                f"self.capacity.pools.exists(pool, pool.capacityType != '{kind}') || "
+                f"!has(self.capacity.{limit}.max) || self.capacity.{limit}.max >= self.nodes.min",
+                f"capacity.pools has only {kind} pools, and capacity.{limit}.max is less than nodes.min; raise it, "
+                "lower nodes.min, or add a pool of the other type",
+            )
+            for kind, limit in _LIMITS.items()
         ),
         (
             "self.batch.global >= self.nodes.max * self.processesPerNode",
