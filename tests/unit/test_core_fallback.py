@@ -15,9 +15,11 @@ from scene import NOW, Scene, at, pod, training_job, waiting_job
 from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import Condition, Phase
 from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway
+from spottrain_operator.core.scheduling import UNSEEN
 
 FULL = "0/7 nodes are available: 4 node(s) didn't match pod anti-affinity rules."
 NO_SPOT = "0/7 nodes are available: 7 node(s) didn't match Pod's node affinity/selector."
+GATED = "Scheduling is blocked due to non-empty scheduling gates"
 NO_CLAIM = 'persistentvolumeclaim "data" not found. not found'
 TRIED_AGAIN = (
     "On-demand nodes stand in for spot nodes, which are tried again at {} UTC (capacity.fallback.returnAfterSeconds)"
@@ -147,13 +149,25 @@ def test_a_finished_job_waits_for_no_spot_nodes(seconds: float) -> None:
     assert (said.status, said.reason, said.message) == ("True", "NoneWaits", "No spot pod waits for a node")
 
 
-def test_a_pod_without_its_claim_is_no_sign_that_spot_nodes_are_short() -> None:
-    scene = short_of_spot(NO_CLAIM, capacity={}).decided().later(3600)
+@pytest.mark.parametrize(
+    "said",
+    [NO_CLAIM, GATED, UNSEEN, 'waiting for resourceclaim "gpus" not found'],
+    ids=["claim of a volume", "gates", "no scheduler", "claim of devices"],
+)
+def test_a_pod_that_no_spot_node_would_help_is_no_sign_that_they_are_short(said: str) -> None:
+    scene = short_of_spot(said, capacity={}).decided().later(3600)
     decided = scene.plan()
     assert "FellBack" not in [event.reason for event in decided.events]
     assert spot_available(scene).status == "True"
-    assert "1 pod without the claim of a volume" in decided.status.message
     assert "no node has room" not in decided.status.message
+    unhealthy = decided.status.condition("PodsHealthy")
+    assert unhealthy is not None
+    assert unhealthy.message.startswith("pod job-5 has no node: ")
+
+
+def test_a_pod_without_the_claim_of_a_volume_says_so() -> None:
+    decided = short_of_spot(NO_CLAIM, capacity={}).plan()
+    assert "1 pod without the claim of a volume" in decided.status.message
     assert decided.status.message.endswith(
         'job-5: Unschedulable: persistentvolumeclaim "data" not found. Create and bind the claim, or correct '
         "podTemplate.volumes"
@@ -194,19 +208,22 @@ def test_an_edit_that_leaves_on_demand_nodes_no_place_ends_the_fallback(capacity
     ("said", "sentence"),
     [
         (
-            "no scheduler has looked at it",
+            UNSEEN,
             "Start the scheduler that podTemplate.schedulerName names, or correct the name",
         ),
         (
-            'no scheduler has looked at it: PodResourceClaim a: resourceclaimtemplates "a" not found',
+            f'{UNSEEN}: PodResourceClaim a: resourceclaimtemplates "a" not found',
             "Create what is missing, or correct podTemplate.resourceClaims",
+        ),
+        (
+            GATED,
+            "Wait until the controller that set the pod's spec.schedulingGates, such as Kueue, removes them",
         ),
     ],
 )
 def test_what_keeps_pods_from_any_node_is_said_with_what_to_do(said: str, sentence: str) -> None:
     scene = short_of_spot(said, capacity={})
     assert sentence in scene.plan().status.message
-    assert ("no node has room" in scene.plan().status.message) == ("no scheduler" not in said)
     unhealthy = scene.plan().status.condition("PodsHealthy")
     assert unhealthy is not None
     assert sentence in unhealthy.message

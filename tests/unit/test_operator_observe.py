@@ -57,6 +57,10 @@ def container(**state: Any) -> list[dict[str, Any]]:
             {"conditions": [condition("PodScheduled", "False", "Unschedulable")]},
             {"unschedulable_since": MOMENT, "scheduled_at": None},
         ),
+        (
+            {"conditions": [condition("PodScheduled", "False", "SchedulingGated")]},
+            {"waiting_reason": "SchedulingGated", "unschedulable_since": MOMENT},
+        ),
         ({"conditions": [condition("PodScheduled", "True")]}, {"scheduled_at": MOMENT, "unschedulable_since": None}),
         (
             {
@@ -100,6 +104,7 @@ def container(**state: Any) -> list[dict[str, Any]]:
     ids=[
         "new",
         "unschedulable",
+        "gated",
         "scheduled",
         "running",
         "no image",

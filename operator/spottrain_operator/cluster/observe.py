@@ -134,7 +134,8 @@ def pod_view(pod: Manifest) -> PodView:
     terminated = state.get("terminated", {})
     scheduled, disrupted = conditions.get("PodScheduled", {}), conditions.get("DisruptionTarget", {})
     beside, init = state_beside(status), init_container(status)
-    waiting = scheduled if scheduled.get("reason") == "Unschedulable" else (beside or state).get("waiting", {})
+    unplaced = scheduled if scheduled.get("reason") in ("Unschedulable", "SchedulingGated") else {}
+    waiting = unplaced or (beside or state).get("waiting", {})
     ended = beside.get("terminated") or terminated
     failed_start = ended if ended.get("reason") in FAILED_STARTS else {}
     ready_since = _ready_since(status, conditions)
@@ -160,7 +161,7 @@ def pod_view(pod: Manifest) -> PodView:
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason"),
         exit_message=None if failed_start else last_line(terminated.get("message")),
-        unschedulable_since=_transition(scheduled) if scheduled.get("reason") == "Unschedulable" else None,
+        unschedulable_since=_transition(unplaced) if unplaced else None,
         disruption=_disruption(status, disrupted),
         disrupted_at=_transition(disrupted) if _is_true(disrupted) else None,
         grace_seconds=float(pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)),

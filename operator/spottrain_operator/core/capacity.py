@@ -18,7 +18,6 @@ from spottrain_operator.core.places import demand, demand_of, places
 from spottrain_operator.core.pools import asks_for_current_nodes, pool_sentence, pools_have
 from spottrain_operator.core.rivals import rival_of
 from spottrain_operator.core.scheduling import (
-    lacks_claim,
     lacks_labelled_node,
     lacks_more_than_nodes,
     nodes_kept_away,
@@ -65,8 +64,9 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
 
 def _spot_waits_since(situation: Situation, draft: Draft) -> datetime | None:
     """Since when a spot pod waits for a node; None if none waits."""
-    spot = (pod for pod in _kept(situation, draft) if pod.capacity_type is CapacityType.SPOT and not lacks_claim(pod))
-    return min((pod.unschedulable_since for pod in spot if pod.unschedulable_since is not None), default=None)
+    spot = (pod for pod in _kept(situation, draft) if pod.capacity_type is CapacityType.SPOT)
+    waits = (pod.unschedulable_since for pod in spot if not lacks_more_than_nodes(pod))
+    return min((since for since in waits if since is not None), default=None)
 
 
 def _kept(situation: Situation, draft: Draft) -> list[PodView]:

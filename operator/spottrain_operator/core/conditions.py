@@ -37,7 +37,7 @@ from spottrain_operator.core.pod_sentences import (
     why_it_waits,
 )
 from spottrain_operator.core.progress import reported_at_all
-from spottrain_operator.core.scheduling import is_unseen, lacks_claim, scheduler_says
+from spottrain_operator.core.scheduling import lacks_claim, lacks_more_than_nodes, scheduler_says
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.standstill import standstill_sentence
 from spottrain_operator.core.understanding import waits_to_be_understood
@@ -190,7 +190,7 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
     goes = draft.leaving
     pods = [facts.pod for uid, facts in situation.pods.items() if uid not in goes and not facts.finished]
     unplaced = [pod for pod in pods if pod.unschedulable_since is not None]
-    roomless = [pod.capacity_type for pod in unplaced if not lacks_claim(pod) and not is_unseen(pod)]
+    roomless = [pod.capacity_type for pod in unplaced if not lacks_more_than_nodes(pod)]
     if roomless:
         each = (counted(roomless.count(kind), f"{kind.value} pod") for kind in CapacityType if kind in roomless)
         text += f"; no node has room for {' and '.join(each)}"

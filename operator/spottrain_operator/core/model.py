@@ -39,7 +39,7 @@ class PodView:
     container: str = TRAINER_CONTAINER  # the one that waits or ended: the trainer, or one beside it that it waits for
     initializing_since: datetime | None = None  # `container` is an init container, and runs since then
     # Why the container doesn't run: state.waiting, state.terminated with reason StartError, a volume that can't be
-    # mounted ("FailedMount"), or no suitable node ("Unschedulable").
+    # mounted ("FailedMount"), no suitable node ("Unschedulable"), or a gate before the scheduler ("SchedulingGated").
     waiting_reason: str | None = None
     waiting_message: str | None = None
     exit_code: int | None = None

@@ -13,7 +13,7 @@ from spottrain_operator.core.failure_policy import CANNOT_START
 from spottrain_operator.core.model import PodView
 from spottrain_operator.core.places import places
 from spottrain_operator.core.pod_sentences import start_sentence, waits_in_vain_sentence
-from spottrain_operator.core.scheduling import lacks_claim, scheduler_says
+from spottrain_operator.core.scheduling import lacks_more_than_nodes, scheduler_says
 from spottrain_operator.core.situation import Situation
 
 
@@ -82,15 +82,16 @@ def _no_node(situation: Situation, draft: Draft, pods: list[PodView]) -> str:
     pod = pods[0]
     more = f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
     said = scheduler_says(pod)
-    node = "node" if lacks_claim(pod) else f"{pod.capacity_type.value} node"
+    node = "node" if lacks_more_than_nodes(pod) else f"{pod.capacity_type.value} node"
     return f"pod {pod.name}{more} has no {node}: {said}. {_what_to_do(situation, draft, pod)}"
 
 
 def _what_to_do(situation: Situation, draft: Draft, pod: PodView) -> str:
-    if draft.running is not None and not lacks_claim(pod):
+    lacks_nodes = not lacks_more_than_nodes(pod)
+    if draft.running is not None and lacks_nodes:
         nodes = counted(len(draft.running.members), "node")
         if pod.uid in places(situation, draft.status).prewarmed:
             return f"Training continues on {nodes}, and the pod would only replace one of them"
         return f"Training continues on {nodes}, and the pod joins it once a node is free"
-    spot = "" if lacks_claim(pod) or pod.capacity_type is not CapacityType.SPOT else spot_sentence(situation, draft)
+    spot = spot_sentence(situation, draft) if lacks_nodes and pod.capacity_type is CapacityType.SPOT else ""
     return ". ".join(part for part in (advice(situation, pod), spot) if part)

@@ -23,6 +23,10 @@ UNSEEN = "no scheduler has looked at it"
 # nodes of the other capacity type fail the first, and say nothing about those that the pod may have.
 _NOT_OF_NODES = (
     ("resourceclaim", "Create what is missing, or correct podTemplate.resourceClaims"),
+    (
+        "scheduling gates",
+        "Wait until the controller that set the pod's spec.schedulingGates, such as Kueue, removes them",
+    ),
     (UNSEEN, "Start the scheduler that podTemplate.schedulerName names, or correct the name"),
     ("persistentvolumeclaim", "Create and bind the claim, or correct podTemplate.volumes"),
 )
@@ -63,11 +67,6 @@ def lacks_more_than_nodes(pod: PodView) -> bool:
     """Whether the pod needs something else before any node suits it."""
     words = scheduler_says(pod).lower()
     return any(kind in words for kind, _ in _NOT_OF_NODES)
-
-
-def is_unseen(pod: PodView) -> bool:
-    """Whether no scheduler has placed the pod, nor said why not."""
-    return scheduler_says(pod).startswith(UNSEEN)
 
 
 def nodes_kept_away(pod: PodView, kept: KeptAway) -> str:
