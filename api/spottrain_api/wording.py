@@ -5,9 +5,12 @@ from __future__ import annotations
 import sysconfig
 import traceback
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from pathlib import PurePath
 from types import FrameType, TracebackType
 
+# A time of day that is at most so far away is not taken for that of another day.
+_WITHOUT_DATE = timedelta(hours=12)
 # With the sentence before it, this fits into a Kubernetes event.
 _TRACEBACK_LENGTH = 700
 # Of the frames of a traceback, these are not the user's own.
@@ -30,6 +33,15 @@ def listed(names: Sequence[str], *, most: int = 5) -> str:
 def clause(sentence: str) -> str:
     """The sentence without its full stop, so that it can be continued."""
     return sentence.removesuffix(".")
+
+
+def time_of_day(moment: datetime, now: datetime) -> str:
+    """A time of day: "10:02:03 UTC".
+
+    If it is more than twelve hours from `now`, it has its date: "2026-01-04 10:02:03 UTC".
+    """
+    day = f"{moment:%Y-%m-%d} " if abs(moment - now) > _WITHOUT_DATE else ""
+    return f"{day}{moment:%H:%M:%S} UTC"
 
 
 def printable(text: str) -> str:

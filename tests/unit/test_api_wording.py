@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import runpy
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from spottrain_api.wording import counted, listed, one_line, place_of, printable, traceback_tail
+from spottrain_api.wording import counted, listed, one_line, place_of, printable, time_of_day, traceback_tail
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,22 @@ def test_a_long_list_says_how_many_more() -> None:
     assert listed(["a"]) == "a"
     assert listed(["a", "b"], most=2) == "a, b"
     assert listed(["a", "b", "c", "d"], most=2) == "a, b and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"),
+    [
+        (0, "10:02:03 UTC"),
+        (12, "22:02:03 UTC"),
+        (-12, "22:02:03 UTC"),
+        (13, "2026-01-01 23:02:03 UTC"),
+        (-13, "2025-12-31 21:02:03 UTC"),
+        (48, "2026-01-03 10:02:03 UTC"),
+    ],
+)
+def test_a_time_of_another_day_has_its_date(hours: int, text: str) -> None:
+    now = datetime(2026, 1, 1, 10, 2, 3, tzinfo=UTC)
+    assert time_of_day(now + timedelta(hours=hours), now) == text
 
 
 def test_text_of_others_gives_a_terminal_no_commands() -> None:

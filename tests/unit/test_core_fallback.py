@@ -141,6 +141,14 @@ def test_if_no_on_demand_node_stands_in_spot_nodes_are_tried_again_soon() -> Non
     assert not any(isinstance(action, DeletePod) and action.name == "job-6" for action in tried.actions)
 
 
+def test_a_change_that_is_days_away_has_its_date() -> None:
+    days = 2 * 86_400
+    waits = short_of_spot(capacity={"fallback": {"afterSeconds": days}})
+    assert "On-demand nodes stand in from 2026-01-03 00:01:00 UTC" in spot_available(waits).message
+    fell_back = short_of_spot(capacity={"fallback": {"returnAfterSeconds": days}}).later(270).decided()
+    assert "which are tried again at 2026-01-03 00:06:10 UTC" in spot_available(fell_back).message
+
+
 @pytest.mark.parametrize("seconds", [0, 270], ids=["waits", "fell-back"])
 def test_a_finished_job_waits_for_no_spot_nodes(seconds: float) -> None:
     scene = short_of_spot(capacity={}).later(seconds).decided()

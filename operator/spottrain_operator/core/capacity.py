@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from spottrain_api.contract import CapacityType, EventReason
 from spottrain_api.v1alpha1 import FallbackPolicy, TrainingJobSpec
-from spottrain_api.wording import counted, listed
+from spottrain_api.wording import counted, listed, time_of_day
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.failure_policy import start_failures
 from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway, PodView, Refusal
@@ -105,7 +105,7 @@ def spot_sentence(situation: Situation, draft: Draft) -> str:
         usual = after(draft.status.fallback_since, spec.capacity.fallback.return_after_seconds)
         setting = "returnAfterSeconds" if again == usual else "afterSeconds, as none has come"
         return (
-            f"On-demand nodes stand in for spot nodes, which are tried again at {again:%H:%M:%S} UTC "
+            f"On-demand nodes stand in for spot nodes, which are tried again at {time_of_day(again, situation.now)} "
             f"(capacity.fallback.{setting})"
         )
     if since is None:
@@ -115,7 +115,7 @@ def spot_sentence(situation: Situation, draft: Draft) -> str:
         text += ", and asks for no on-demand nodes yet" if may_fall_back(spec) else ", and asks for no others"
     if may_fall_back(spec):
         due = after(since, spec.capacity.fallback.after_seconds)
-        text += f". On-demand nodes stand in from {due:%H:%M:%S} UTC (capacity.fallback)"
+        text += f". On-demand nodes stand in from {time_of_day(due, situation.now)} (capacity.fallback)"
         waiting = [f.pod for f in situation.pods.values() if f.pod.unschedulable_since is not None]
         if all(lacks_only_spot(situation, pod) for pod in waiting):
             change = "raise" if spec.capacity.on_demand.min else "set"

@@ -13,7 +13,7 @@ from spottrain_api.contract import (
     TrainerPhase,
 )
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
-from spottrain_api.wording import clause, counted, one_line
+from spottrain_api.wording import clause, counted, one_line, time_of_day
 from spottrain_operator.core.capacity import RETRIES, advice, refusal_of, spot_sentence
 from spottrain_operator.core.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.draft import Draft
@@ -112,7 +112,7 @@ def _message(situation: Situation, draft: Draft, phase: Phase) -> str:
         missing, until = _what_is_missing(situation, draft), gives_up_at(situation, draft)
         if until is None:
             return missing
-        return f"{clause(missing)}. The job fails at {until:%H:%M:%S} UTC if no pod starts before"
+        return f"{clause(missing)}. The job fails at {time_of_day(until, situation.now)} if no pod starts before"
     if phase is Phase.SUSPENDED or generation is None:
         return "Suspended: set runPolicy.suspend to false to go on" if phase is Phase.SUSPENDED else ""
     return _of_generation(situation, draft, generation, phase)
@@ -126,7 +126,7 @@ def _of_generation(situation: Situation, draft: Draft, generation: GenerationSta
     sentence = standstill_sentence(situation, generation)
     stands_still = f"; {sentence}" if sentence else ""
     if phase is Phase.DRAINING:
-        until = f", by {generation.deadline:%H:%M:%S} UTC" if generation.deadline is not None else ""
+        until = f", by {time_of_day(generation.deadline, situation.now)}" if generation.deadline is not None else ""
         return f"Draining {name} ({generation.reason}){until}{stands_still}"
     if phase is Phase.STARTING:
         return f"Starting {name}{stands_still}{_after_failure(draft.status)}{_failing_saves(draft.status)}"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from spottrain_api.contract import TRAINER_CONTAINER, WaitingReason
-from spottrain_api.wording import clause, counted, listed
+from spottrain_api.wording import clause, counted, listed, time_of_day
 from spottrain_operator.core.model import FAILED_STARTS, PodView
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.timing import STUCK_START, after
@@ -89,8 +89,8 @@ def waits_in_vain_sentence(situation: Situation, leaving: frozenset[str]) -> str
     for uid, facts in situation.pods.items():
         if facts.doom is not None and facts.waits_in_vain and uid not in leaving:
             pod = facts.pod
-            until = after(pod.placed_at, STUCK_START)
-            return f"pod {pod.name} can't train, and is replaced at {until:%H:%M:%S} UTC: {facts.doom.message}"
+            until = time_of_day(after(pod.placed_at, STUCK_START), situation.now)
+            return f"pod {pod.name} can't train, and is replaced at {until}: {facts.doom.message}"
     return ""
 
 
@@ -106,9 +106,10 @@ def what_they_do(situation: Situation, placed: Sequence[PodFacts]) -> str:
     said = [f"{counted(number, 'pod')} {what}" for what, number in sorted(doing.items())]
     if stuck is not None:
         said.append(f"{stuck.name}: {why_it_waits(situation, stuck)}")
-    elif named is not None:
-        since = f"its init container {named.container} has run since {named.initializing_since:%H:%M:%S} UTC"
-        said.append(f"{named.name}: {since}. {_log_sentence(situation, named)}")
+    elif named is not None and named.initializing_since is not None:
+        since = time_of_day(named.initializing_since, situation.now)
+        runs = f"its init container {named.container} has run since {since}"
+        said.append(f"{named.name}: {runs}. {_log_sentence(situation, named)}")
     return "; ".join(said)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from spottrain_api.contract import LABEL_JOB
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
+from spottrain_api.wording import time_of_day
 from spottrain_operator.core.members import STILL_IN, MemberFacts, is_unheard, leaving_sentence, members_of
 from spottrain_operator.core.progress import newest_progress
 from spottrain_operator.core.situation import Situation
@@ -96,9 +97,9 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
     usual = newest.step_seconds or 0.0 if newest is not None else 0.0
     if found is None or found.seconds <= max(min(NO_STEP, found.limit / 2), STUCK_STEPS * usual):
         return ""
-    since = f"its start at {generation.started_at:%H:%M:%S} UTC"
+    since = f"its start at {time_of_day(generation.started_at, situation.now)}"
     if generation.first_step_at is not None and newest is not None:
-        since = f"{newest.last_step_at or generation.first_step_at:%H:%M:%S} UTC (step {newest.step})"
+        since = f"{time_of_day(newest.last_step_at or generation.first_step_at, situation.now)} (step {newest.step})"
     if lasts:
         return f"no step since {since}: all ranks have left their session, and the script goes on"
     job = situation.observed.job
