@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from scene import ENDED, Scene, at, pod, training_job, waiting_job
-from spottrain_api.v1alpha1 import Phase
-from spottrain_operator.core.model import CreatePod
+from scene import (
+    ENDED,
+    Change,
+    Scene,
+    at,
+    notice,
+    pod,
+    training_job,
+    waiting_job,
+)
+from spottrain_api.v1alpha1 import Condition, Phase
+from spottrain_operator.core.model import CreatePod, Plan
 
 
 def test_an_image_that_cannot_be_pulled_ends_a_new_job() -> None:
@@ -149,3 +159,78 @@ def test_an_image_without_python_is_named(container: str, said: str, is_lacking:
     message = scene.plan().status.message
     assert f"pod job-3 can't start: StartError: {said}" in message
     assert (LACKING in message) == is_lacking
+
+
+REJECTED: dict[str, Any] = {
+    "phase": "Failed",
+    "ready": False,
+    "ready_since": None,
+    "container_started": False,
+    "kubelet_reason": "UnexpectedAdmissionError",
+    "kubelet_message": "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu.",
+}
+QUOTED = (
+    "the kubelet of node n{0} ended pod job-{0}: UnexpectedAdmissionError: Allocate failed due to requested number"
+)
+
+
+def test_a_new_job_whose_pods_are_rejected_by_a_kubelet_ends_with_its_words() -> None:
+    scene = waiting_job(3, nodes={"min": 1, "max": 1})
+    for sequence in range(1, 4):
+        scene = scene.pod(sequence, **REJECTED).forgets(sequence)
+    status = scene.plan().status
+    assert status.phase is Phase.FAILED
+    assert f"3 pods ended before they could train; the last: {QUOTED.format(3)}" in status.message
+    assert "kubectl logs" not in status.message, "no container has run"
+
+
+def num_created(plan: Plan) -> int:
+    return sum(isinstance(action, CreatePod) for action in plan.actions)
+
+
+def healthy(plan: Plan) -> Condition:
+    found = plan.status.condition("PodsHealthy")
+    assert found is not None
+    return found
+
+
+def rejected(scene: Scene, sequence: int) -> Scene:
+    """A new pod on a node whose kubelet rejects it."""
+    created_at = {"created_at": scene.now, "scheduled_at": scene.now}
+    return scene.with_pod(pod(sequence, **REJECTED | created_at))
+
+
+def test_a_job_that_trains_replaces_rejected_pods_ever_more_slowly_and_says_why() -> None:
+    scene = training_job(nodes={"min": 2, "max": 5})
+    for number, pause in enumerate((10, 20, 40, 80), start=1):
+        scene = rejected(scene, 4 + number)
+        plan = scene.plan()
+        assert (plan.status.phase, plan.actions) == (Phase.RUNNING, ())
+        assert (healthy(plan).status, healthy(plan).reason) == ("False", "PodsEndEarly")
+        assert QUOTED.format(4 + number) in healthy(plan).message
+        assert [event.reason for event in plan.events] == (["PodsEndEarly"] if number == 1 else [])
+        scene = scene.decided()
+        assert num_created(scene.later(pause - 1).plan()) == 0
+        scene = scene.later(pause)
+        assert num_created(scene.plan()) == 1
+        assert healthy(scene.plan()).status == "False", "the next one may be rejected, too"
+        scene = scene.decided()
+    up = scene.with_pod(pod(9)).says(9)
+    assert healthy(up.plan()).status == "True"
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [lambda s: s.node(5, ready=False), lambda s: s.node(5, notice=notice(5)), lambda s: s.pod(5, disruption="x")],
+    ids=["not ready", "noticed", "disrupted"],
+)
+def test_a_pod_that_a_node_takes_along_is_replaced_at_once(lose: Change) -> None:
+    scene = lose(rejected(training_job(nodes={"min": 2, "max": 5}), 5))
+    assert num_created(scene.plan()) == 1
+    assert healthy(scene.plan()).reason != "PodsEndEarly"
+
+
+def test_a_pod_that_has_trained_is_no_pod_that_ends_early() -> None:
+    scene = training_job(nodes={"min": 2, "max": 5}).with_pod(pod(5, phase="Failed", exit_code=137))
+    assert healthy(scene.plan()).reason == "PodsEndEarly"
+    assert num_created(scene.says(5, generation=1).plan()) == 1

@@ -99,7 +99,15 @@ def container(**state: Any) -> list[dict[str, Any]]:
             {"disruption": "EvictionByEvictionAPI"},
         ),
         ({"conditions": [condition("DisruptionTarget", "False", "Whatever")]}, {"disruption": None}),
-        ({"phase": "Failed", "reason": "Evicted"}, {"disruption": "Evicted"}),
+        (
+            {"phase": "Failed", "reason": "Evicted", "message": "The node had condition: [DiskPressure]. "},
+            {
+                "disruption": None,
+                "exit_code": None,
+                "kubelet_reason": "Evicted",
+                "kubelet_message": "The node had condition: [DiskPressure].",
+            },
+        ),
     ],
     ids=[
         "new",
@@ -115,7 +123,7 @@ def container(**state: Any) -> list[dict[str, Any]]:
         "no words",
         "disrupted",
         "not disrupted",
-        "evicted",
+        "rejected",
     ],
 )
 def test_pods(status: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -111,6 +111,7 @@ STATES: dict[str, Manifest] = {
     },
     "no node": {"conditions": [condition("PodScheduled", "False", reason="Unschedulable", message="no room")]},
     "evicted": {"phase": "Failed", "reason": "Evicted", "conditions": [condition("DisruptionTarget", reason="x")]},
+    "rejected": {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Allocate failed"},
     "no image": {"containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull"}}}]},
     "killed": {
         "phase": "Failed",

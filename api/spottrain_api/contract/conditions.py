@@ -80,6 +80,7 @@ class EventReason(StrEnum):
 
     PODS_CREATED = "PodsCreated"
     POD_NOT_CREATED = "PodNotCreated"
+    PODS_END_EARLY = "PodsEndEarly"
     GENERATION_STARTED = "GenerationStarted"
     STRATEGY_CHOSEN = "StrategyChosen"
     FELL_BACK = "FellBack"

@@ -168,12 +168,18 @@ _ENDS: Mapping[str, Reason] = {
         meaning="Three generations in a row failed without a step.", action="Correct the cause in the message."
     ),
     EndReason.CANNOT_START: Reason(
-        meaning="No container of the pod template ever started, or three ended before they joined a generation.",
+        meaning="No container of the pod template ever started, or three pods ended before they joined a generation.",
         action="Check image, pull secrets, volumes, service account and quota; the message quotes Kubernetes.",
     ),
     Cause.DEADLINE_EXCEEDED: CAUSES[Cause.DEADLINE_EXCEEDED],
     **{reason: each for reason, each in FAILURES.items()},
 }
+_PODS_END_EARLY = Reason(
+    meaning="Pods ended before they could train: a container of theirs did, or their node's kubelet rejected or "
+    "evicted them. They are replaced ever more slowly. A new job tries three pods.",
+    action="The message quotes the container or the kubelet. If it always names the same node, cordon or mend that "
+    "node.",
+)
 _FELL_BACK = Reason(
     meaning="Spot pods found no node within capacity.fallback.afterSeconds. On-demand pods take their place.",
     action="Nothing; the job returns to spot after capacity.fallback.returnAfterSeconds.",
@@ -254,8 +260,8 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
     ),
     ConditionType.PODS_HEALTHY: ConditionMeaning(
         when_true="No pod is kept from starting, or the job has finished.",
-        when_false="The job lacks a pod that can't be created, placed or started, or whose node goes. Existing pods "
-        "continue.",
+        when_false="The job lacks a pod that can't be created, placed or started, ends early, or whose node goes. "
+        "Existing pods continue.",
         reasons={
             ConditionReason.HEALTHY: Reason(meaning="No pod is kept from starting."),
             ConditionReason.FINISHED: Reason(meaning="The job has finished, and needs no pod."),
@@ -273,6 +279,7 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
                 meaning="A pod was placed on a node whose loss is announced, as by a taint that the job tolerates.",
                 action="Tolerate only the taints that the job needs, or end what holds up the loss of the node.",
             ),
+            EventReason.PODS_END_EARLY: _PODS_END_EARLY,
             **WAITING,
         },
     ),
@@ -359,6 +366,7 @@ EVENTS: Mapping[str, Reason] = {
         meaning="A pod was refused, for example by a quota or an admission rule, or has no place in capacity.pools.",
         action="The message quotes the refusal.",
     ),
+    EventReason.PODS_END_EARLY: _PODS_END_EARLY,
     EventReason.GENERATION_STARTED: Reason(
         meaning="A generation starts; the message lists its members and where it resumes."
     ),

@@ -44,6 +44,7 @@ _FOR_PEOPLE = frozenset({"conditions", "cost", "members", "message", "progress",
 _ORPHANS = "orphan"
 # Kubernetes quotes what users wrote into a pod.
 _MOST_QUOTED = 1000
+_MOST_OF_REASON = 60
 # A status holds the last number, with 64 bits at most.
 _SEQUENCE_DIGITS = 12
 _QUOTA = "exceeded quota"
@@ -162,7 +163,9 @@ def pod_view(pod: Manifest) -> PodView:
         exit_reason=ended.get("reason"),
         exit_message=None if failed_start else last_line(terminated.get("message")),
         unschedulable_since=_transition(unplaced) if unplaced else None,
-        disruption=_disruption(status, disrupted),
+        kubelet_reason=one_line(status["reason"], most=_MOST_OF_REASON) if status.get("reason") else None,
+        kubelet_message=quoted(status.get("message")),
+        disruption=_disruption(disrupted),
         disrupted_at=_transition(disrupted) if _is_true(disrupted) else None,
         grace_seconds=float(pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)),
         container_started="running" in state or bool(terminated and not failed_start),
@@ -308,10 +311,10 @@ def _ready_since(status: Manifest, conditions: dict[str, Any]) -> datetime | Non
     return _time(running["startedAt"]) if "startedAt" in running else None
 
 
-def _disruption(status: Manifest, condition: dict[str, Any]) -> str | None:
-    if _is_true(condition):
-        return one_line(condition.get("reason") or "DisruptionTarget", most=60)
-    return "Evicted" if status.get("reason") == "Evicted" else None
+def _disruption(condition: dict[str, Any]) -> str | None:
+    if not _is_true(condition):
+        return None
+    return one_line(condition.get("reason") or "DisruptionTarget", most=_MOST_OF_REASON)
 
 
 def _notice(meta: Manifest) -> Notice | None:

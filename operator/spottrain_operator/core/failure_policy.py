@@ -14,7 +14,6 @@ from spottrain_operator.core.members import (
     MemberFacts,
     MemberState,
     culprits,
-    killed,
     leaving_sentence,
     members_of,
     worked_unseen,
@@ -278,10 +277,10 @@ def _last_chance(pod: PodView) -> datetime:
 
 
 def start_failures(situation: Situation, draft: Draft) -> list[PodFacts]:
-    """Pods whose container ended before they joined a generation, oldest first.
+    """Pods that failed before they joined a generation, oldest first.
 
-    Their containers ended by themselves. The pods are kept for a while. Counting existing pods never counts one
-    twice, even if the operator restarts.
+    Their container ended, or their kubelet rejected them, and nothing points to the loss of their node. The pods are
+    kept for a while. Counting existing pods never counts one twice, even if the operator restarts.
     """
     generation = draft.status.generation
     joined = {m.pod_uid for m in generation.members} if generation is not None else set()
@@ -291,6 +290,7 @@ def start_failures(situation: Situation, draft: Draft) -> list[PodFacts]:
         if facts.pod.phase == "Failed"
         and situation.is_of_template(facts.pod)
         and uid not in joined
-        and not (facts.pod.deleting or facts.node_lost or facts.doom is not None or killed(facts.pod))
+        and not (facts.report is not None and facts.report.generation)  # it has joined an earlier one
+        and not (facts.pod.deleting or facts.node_lost or facts.doom is not None)
         and seconds_between(facts.pod.created_at, situation.now) < START_FAILURE_WINDOW
     ]

@@ -46,9 +46,12 @@ class PodView:
     # terminated.reason of its state, or of its last run if it waits to be restarted, such as "OOMKilled", "Error".
     exit_reason: str | None = None
     exit_message: str | None = None  # last line of the trainer's termination message, which may be that of its log
-
+    # status.reason and status.message of a pod that its kubelet has rejected ("UnexpectedAdmissionError") or ended
+    # ("Evicted").
+    kubelet_reason: str | None = None
+    kubelet_message: str | None = None
     unschedulable_since: datetime | None = None
-    disruption: str | None = None  # reason of the DisruptionTarget condition, or status.reason "Evicted"
+    disruption: str | None = None  # reason of the DisruptionTarget condition
     disrupted_at: datetime | None = None  # the DisruptionTarget condition's last transition, while it is true
     grace_seconds: float = DEFAULT_GRACE_SECONDS  # spec.terminationGracePeriodSeconds
     container_started: bool = False  # the container runs, or has run

@@ -5,14 +5,14 @@ If not, the message has the words of whoever refuses them.
 
 from __future__ import annotations
 
-from spottrain_api.contract import CapacityType, ConditionReason, ConditionType, EndReason, WaitingReason
+from spottrain_api.contract import CapacityType, ConditionReason, ConditionType, EndReason, EventReason, WaitingReason
 from spottrain_api.wording import counted
-from spottrain_operator.core.capacity import RETRIES, advice, refusal_of, spot_sentence
+from spottrain_operator.core.capacity import RETRIES, advice, missing, refusal_of, spot_sentence
 from spottrain_operator.core.draft import Draft
-from spottrain_operator.core.failure_policy import CANNOT_START
+from spottrain_operator.core.failure_policy import CANNOT_START, start_failures
 from spottrain_operator.core.model import PodView
 from spottrain_operator.core.places import places
-from spottrain_operator.core.pod_sentences import start_sentence, waits_in_vain_sentence
+from spottrain_operator.core.pod_sentences import ended_early_sentence, start_sentence, waits_in_vain_sentence
 from spottrain_operator.core.scheduling import lacks_more_than_nodes, scheduler_says
 from spottrain_operator.core.situation import Situation
 
@@ -20,7 +20,8 @@ from spottrain_operator.core.situation import Situation
 def heed_pods(situation: Situation, draft: Draft) -> Draft:
     """False while a pod that the job lacks can't be created, placed or started.
 
-    The same while its node goes. A finished job lacks none. If it could not start, the condition keeps the reason.
+    The same while such pods end early, or their node goes. A finished job lacks none. If it could not start, the
+    condition keeps the reason.
     """
     if draft.finished:
         return _of_finished(situation, draft)
@@ -33,6 +34,10 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
     cannot_start = next((pod for pod in waiting if pod.waiting_reason in CANNOT_START), None)
     if cannot_start is not None:
         return _heed_container(situation, draft, cannot_start)
+    ended = [facts.pod for facts in start_failures(situation, draft)]
+    starting = any(not pod.container_started for pod in waiting if pod not in ended)
+    if ended and (starting or missing(situation, draft)):
+        return _heed_early_ends(situation, draft, ended)
     unplaced = [pod for pod in waiting if pod.unschedulable_since is not None]
     if unplaced:
         return draft.condition(
@@ -75,6 +80,15 @@ def _heed_container(situation: Situation, draft: Draft, pod: PodView) -> Draft:
     if known is None or known.reason not in CANNOT_START:
         draft = draft.record(reason, message, warning=True)
     return draft.condition(ConditionType.PODS_HEALTHY, False, reason, message, situation.now)
+
+
+def _heed_early_ends(situation: Situation, draft: Draft, pods: list[PodView]) -> Draft:
+    """False with what is known of the last of `pods`. An event reports the start."""
+    message = ended_early_sentence(situation, pods)
+    known = draft.status.condition(ConditionType.PODS_HEALTHY)
+    if known is None or known.reason != EventReason.PODS_END_EARLY:
+        draft = draft.record(EventReason.PODS_END_EARLY, message, warning=True)
+    return draft.condition(ConditionType.PODS_HEALTHY, False, EventReason.PODS_END_EARLY, message, situation.now)
 
 
 def _no_node(situation: Situation, draft: Draft, pods: list[PodView]) -> str:

@@ -39,6 +39,9 @@ def ended_sentence(situation: Situation, pod: PodView) -> str:
     """Why a container of a finished pod ended, for the user."""
     if pod.exit_reason in FAILED_STARTS:
         return start_sentence(situation, pod)
+    if pod.kubelet_reason is not None or pod.exit_code is None:
+        said = ": ".join(part for part in (pod.kubelet_reason, pod.kubelet_message) if part)
+        return f"the kubelet of node {pod.node} ended pod {pod.name}: {clause(said or 'it says no reason')}"
     beside = f"container {pod.container} of " if pod.container != TRAINER_CONTAINER else ""
     if pod.exit_reason == "OOMKilled":
         return f"{beside}pod {pod.name} ran out of memory (OOMKilled); raise its resources.limits.memory"
@@ -61,7 +64,8 @@ def ended_early_sentence(situation: Situation, pods: Sequence[PodView]) -> str:
     they = "it" if len(pods) == 1 else "they"
     why = ended_sentence(situation, last)
     said = f"{counted(len(pods), 'pod')} ended before {they} could train; the last: {why}"
-    return said if last.exit_reason in FAILED_STARTS else f"{said}. {_log_sentence(situation, last)}"
+    has_log = last.exit_code is not None and last.exit_reason not in FAILED_STARTS
+    return f"{said}. {_log_sentence(situation, last)}" if has_log else said
 
 
 def refused_reports_sentence(situation: Situation) -> str:
