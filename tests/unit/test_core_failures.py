@@ -124,6 +124,16 @@ def test_a_pod_that_ended_explains_the_failures_of_its_peers() -> None:
     assert "OOMKilled" in event.message
 
 
+@pytest.mark.parametrize(("lingers", "grace"), [(False, 0), (True, None)], ids=["alone", "beside another container"])
+def test_a_pod_whose_trainer_has_ended_is_deleted_and_containers_that_run_have_their_grace(
+    lingers: bool, grace: int | None
+) -> None:
+    ended = {"phase": "Failed", "exit_code": 137, "exit_reason": "OOMKilled", "lingers": lingers}
+    scene = failed(training_job(), FailureReason.LOST_PEER).pod(4, **ended).decided().later(6)
+    deleted = [action for action in scene.plan().actions if isinstance(action, DeletePod)]
+    assert [(action.name, action.grace_seconds) for action in deleted] == [("job-4", grace)]
+
+
 @pytest.mark.parametrize("reason", [FailureReason.LOST_PEER, FailureReason.RENDEZVOUS_FAILED], ids=lambda r: r.value)
 def test_peers_of_a_member_that_left_early_say_who_did(reason: FailureReason) -> None:
     lost = Failure(reason=reason, message="Connection closed by peer", rank=0, traceback="  in main")

@@ -170,6 +170,18 @@ def test_a_node_costs_from_when_its_pod_was_placed() -> None:
     assert after.on_demand_only - before.on_demand_only == pytest.approx((8 + 1 + 8 + 0.5) * 3.0)
 
 
+@pytest.mark.parametrize(
+    ("lingers", "hourly"), [(False, 7.0), (True, 8.0)], ids=["alone", "beside another container"]
+)
+def test_a_node_costs_as_long_as_a_container_of_its_pod_runs(lingers: bool, hourly: float) -> None:
+    scene = training_job()
+    before = scene.observed.job.status.cost
+    after = scene.pod(4, phase="Failed", exit_code=1, lingers=lingers).later(3600).plan().status.cost
+    assert before is not None
+    assert after is not None
+    assert after.total - before.total == pytest.approx(hourly)
+
+
 def test_a_pod_placed_by_a_clock_that_is_ahead_costs_nothing_yet() -> None:
     scene = training_job()
     for sequence in range(1, 5):

@@ -131,3 +131,12 @@ def test_a_finished_job_whose_pods_have_ended_is_looked_at_no_more() -> None:
     for number in range(1, 5):
         scene = scene.pod(number, phase="Succeeded")
     assert scene.plan().requeue_after is None
+    assert scene.pod(4, lingers=True).plan().requeue_after is not None
+
+
+def test_a_container_that_outlives_the_trainer_does_not_hold_the_nodes_of_a_finished_job() -> None:
+    scene = training_job().status(phase=Phase.FAILED, completion_time=NOW)
+    scene = scene.pod(1, phase="Succeeded", lingers=True).pod(2, phase="Failed", lingers=True).pod(3, phase="Failed")
+    assert [type(action) for action in scene.plan().actions] == [], "sidecars end after the trainer"
+    actions = [action for action in scene.without_pod(4).later(16).plan().actions if isinstance(action, DeletePod)]
+    assert [(action.name, action.grace_seconds) for action in actions] == [("job-1", None), ("job-2", None)]

@@ -163,7 +163,11 @@ def test_a_sidecar_that_ends_leaves_the_trainer_ready() -> None:
 
 def test_the_trainers_state_counts_beside_a_container_that_a_webhook_added() -> None:
     ended = {"name": "trainer", "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}
-    assert pod_view(pod({"containerStatuses": [MESH, ended]})).exit_code == 1
+    view = pod_view(pod({"phase": "Running", "containerStatuses": [MESH, ended]}))
+    assert (view.exit_code, view.phase, view.lingers) == (1, "Failed", True)
+    done = {"name": "trainer", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+    assert pod_view(pod({"phase": "Running", "containerStatuses": [MESH, done]})).phase == "Succeeded"
+    assert not pod_view(pod({"phase": "Failed", "containerStatuses": [MESH, ended]})).lingers
     waits = {"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull", "message": "none"}}}
     view = pod_view(pod({"containerStatuses": [MESH, waits]}))
     assert (view.waiting_reason, view.container_started) == ("ErrImagePull", False)

@@ -140,6 +140,11 @@ def pod_view(pod: Manifest) -> PodView:
     ended = beside.get("terminated") or terminated
     failed_start = ended if ended.get("reason") in FAILED_STARTS else {}
     ready_since = _ready_since(status, conditions)
+    phase = status.get("phase", "Pending")
+    # The trainer is never restarted. A container that a webhook added may run on for ever.
+    lingers = bool(terminated) and phase not in ("Succeeded", "Failed")
+    if lingers:
+        phase = "Succeeded" if terminated.get("exitCode") == 0 else "Failed"
     return PodView(
         name=meta["name"],
         uid=meta["uid"],
@@ -147,7 +152,8 @@ def pod_view(pod: Manifest) -> PodView:
         capacity_type=_capacity_type(labels),
         template_hash=labels.get(LABEL_TEMPLATE_HASH, ""),
         created_at=_time(meta["creationTimestamp"]),
-        phase=status.get("phase", "Pending"),
+        phase=phase,
+        lingers=lingers,
         ready=_is_true(conditions.get("Ready")) or ready_since is not None,
         ready_since=ready_since,
         node=pod["spec"].get("nodeName"),

@@ -66,7 +66,7 @@ def _holds_node(facts: PodFacts) -> bool:
 
     It does also while the image is pulled, and until the pod is gone.
     """
-    return facts.pod.node is not None and not facts.finished and not facts.unreachable
+    return facts.pod.node is not None and not facts.ended and not facts.unreachable
 
 
 def _hours_held(facts: PodFacts, since: datetime, now: datetime) -> float:

@@ -69,16 +69,15 @@ def delete_all(situation: Situation, draft: Draft) -> Draft:
 def _keeps_log(situation: Situation, draft: Draft, facts: PodFacts) -> bool:
     """Whether the pod stays for its log.
 
-    It has failed, or it was in the last generation and has ended or is about to end.
+    It has failed, or it was in the last generation, and all its containers have ended or are about to end.
     """
     if situation.spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL or facts.unreachable or facts.pod.deleting:
         return False
-    if facts.pod.phase == "Failed":
-        return True
     generation, completed = draft.status.generation, draft.status.completion_time
-    if generation is None or all(m.pod_uid != facts.pod.uid for m in generation.members):
+    was_member = generation is not None and any(m.pod_uid == facts.pod.uid for m in generation.members)
+    if not was_member and facts.pod.phase != "Failed":
         return False
-    return facts.finished or (completed is not None and not _longer_than(LEAVE, completed, situation))
+    return facts.ended or (completed is not None and not _longer_than(LEAVE, completed, situation))
 
 
 def expire(situation: Situation, draft: Draft) -> Draft:
@@ -93,10 +92,11 @@ def expire(situation: Situation, draft: Draft) -> Draft:
 def _delete(situation: Situation, draft: Draft, facts: PodFacts, reason: str) -> Draft:
     """Delete a pod.
 
-    If its node is gone, nobody would confirm that, so its object is removed at once.
+    If its node is gone, nobody would confirm that, so its object is removed at once. Containers that still run have
+    the pod's grace period.
     """
     pod = facts.pod
-    grace = 0 if facts.unreachable or facts.finished else None
+    grace = 0 if facts.unreachable or facts.ended else None
     if pod.deleting:
         overdue = pod.deletion_deadline is None or pod.deletion_deadline < situation.now
         if grace is None or not (facts.unreachable and overdue):

@@ -28,7 +28,8 @@ class PodView:
     capacity_type: CapacityType
     template_hash: str
     created_at: datetime
-    phase: str = "Pending"  # "Pending", "Running", "Succeeded", "Failed"
+    phase: str = "Pending"  # "Pending", "Running", "Succeeded", "Failed"; once the trainer has ended, as it did
+    lingers: bool = False  # the trainer has ended, and another container still runs
     ready: bool = False
     ready_since: datetime | None = None  # the Ready condition's last transition, while it is ready
     node: str | None = None

@@ -84,7 +84,7 @@ def _is_at_rest(situation: Situation, generation: GenerationStatus) -> bool:
 
 
 def _until_expiry(situation: Situation, draft: Draft) -> float | None:
-    if any(not facts.finished for facts in situation.pods.values()):
+    if any(not facts.ended for facts in situation.pods.values()):
         return _WAITING
     ttl, completed = situation.spec.run_policy.ttl_seconds_after_finished, draft.status.completion_time
     if ttl is None or completed is None:

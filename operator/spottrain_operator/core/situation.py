@@ -52,7 +52,13 @@ class PodFacts:
 
     @property
     def finished(self) -> bool:
+        """Its trainer has ended, or its kubelet has ended the pod."""
         return self.pod.phase in ("Succeeded", "Failed")
+
+    @property
+    def ended(self) -> bool:
+        """All its containers have ended, so that its node has room for another pod."""
+        return self.finished and not self.pod.lingers
 
     @property
     def node_lost(self) -> bool:
