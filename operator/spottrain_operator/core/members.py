@@ -202,13 +202,16 @@ def _ended(report: AgentReport | None, generation: GenerationStatus) -> MemberSt
 def _finished(situation: Situation, facts: PodFacts) -> tuple[MemberState, str]:
     pod = facts.pod
     if killed(pod) or facts.node_lost or facts.doom is not None:
-        return MemberState.LOST, f"pod {pod.name} was ended ({pod.disruption or pod.exit_reason or 'killed'})"
+        why = pod.disruption or pod.kubelet_reason or pod.exit_reason or "killed"
+        return MemberState.LOST, f"pod {pod.name} was ended ({why})"
     return MemberState.BROKEN, ended_sentence(situation, pod)
 
 
 def killed(pod: PodView) -> bool:
     """Whether a finished pod was ended from outside rather than by its own program."""
-    return pod.disruption is not None or (pod.exit_code in _KILLED and pod.exit_reason != "OOMKilled")
+    if pod.disruption is not None or pod.kubelet_reason is not None:
+        return not pod.exceeded_limits
+    return pod.exit_code in _KILLED and pod.exit_reason != "OOMKilled"
 
 
 def _alive(situation: Situation, generation: GenerationStatus, facts: PodFacts) -> tuple[MemberState, str]:

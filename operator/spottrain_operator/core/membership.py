@@ -151,7 +151,7 @@ def conclude(situation: Situation, draft: Draft) -> Draft:
     )
     if cause is Cause.EARLIER_JOB:
         draft = draft.record(cause, message)
-    elif generation.reason == Cause.FAILURE:
+    elif Cause.FAILURE in (generation.reason, cause):
         text = f"Generation {generation.number} has ended: {message}{failure_traceback(members)}"
         draft = draft.record(cause, text, warning=True)
     status = draft.status
@@ -180,11 +180,16 @@ def _awaits_culprit(situation: Situation, generation: GenerationStatus, members:
 
 def _cause(situation: Situation, draft: Draft, generation: GenerationStatus) -> Cause:
     cause = Cause(generation.reason) if generation.reason is not None else Cause.FAILURE
+    members = members_of(situation, generation)
+    guilty = culprits(generation, members)
+    # An eviction begins as a preemption does, with a SIGTERM or a silence.
+    if cause in PREEMPTIONS and not guilty and any(m.facts and m.facts.pod.exceeded_limits for m in members):
+        return Cause.FAILURE
     if cause not in FAILURES:
         return cause
     if meets_an_earlier_job(situation, draft, generation):
         return Cause.EARLIER_JOB
-    return Cause.NODE_LOST if culprits(generation, members_of(situation, generation)) else cause
+    return Cause.NODE_LOST if guilty else cause
 
 
 def _message(

@@ -61,6 +61,14 @@ class PodView:
     protection: Mapping[str, str] = field(default_factory=dict)  # annotations that ask autoscalers to leave the node
 
     @property
+    def exceeded_limits(self) -> bool:
+        """Whether its kubelet evicted it for its own use of disk.
+
+        If a node lacks disk or memory, its kubelet also sets DisruptionTarget on those that it evicts.
+        """
+        return self.kubelet_reason == "Evicted" and self.disruption is None
+
+    @property
     def placed_at(self) -> datetime:
         """When it got its node. Until that is known, it is the time of its creation."""
         return self.scheduled_at or self.created_at

@@ -181,6 +181,8 @@ class Situation:
         view = observed.reports.get(pod.uid)
         node = observed.nodes.get(pod.node) if pod.node is not None else None
         report = view.report if view is not None else None
+        # What announces the end of such a pod is the SIGTERM that its agent got.
+        heeded = report if not pod.exceeded_limits else None
         return PodFacts(
             pod=pod,
             node=node,
@@ -191,7 +193,7 @@ class Situation:
             last_contact=view.last_contact if view is not None else None,
             report_age=seconds_between(view.received_at, now) if view is not None else 0.0,
             silence=self.silence(pod.uid, since=pod.ready_since or pod.created_at),
-            doom=doom_of(pod, node, report, now, joined=pod.uid in self._joined),
+            doom=doom_of(pod, node, heeded, now, joined=pod.uid in self._joined),
             current=self.keeps_old_pods or self.is_of_template(pod),
         )
 
