@@ -18,7 +18,7 @@ from scene import (
     waiting_job,
 )
 from spottrain_api.v1alpha1 import Condition, Phase
-from spottrain_operator.core.model import CreatePod, Plan
+from spottrain_operator.core.model import CreatePod, DeletePod, Plan
 
 
 def test_an_image_that_cannot_be_pulled_ends_a_new_job() -> None:
@@ -30,6 +30,47 @@ def test_an_image_that_cannot_be_pulled_ends_a_new_job() -> None:
     status = scene.plan().status
     assert status.phase is Phase.FAILED
     assert "no such image" in status.message
+
+
+CREATING = {"phase": "Pending", "ready": False, "ready_since": None, "container_started": False}
+PULLS = CREATING | {"waiting_reason": "ContainerCreating"}
+NO_PULL = CREATING | {"waiting_reason": "ErrImagePull", "waiting_message": "unexpected EOF"}
+NO_START = CREATING | {
+    "phase": "Failed",
+    "exit_code": 128,
+    "exit_reason": "StartError",
+    "waiting_reason": "StartError",
+}
+
+
+@pytest.mark.parametrize("error", [NO_PULL, NO_START], ids=["image", "start"])
+def test_a_new_job_waits_as_long_as_one_of_its_pods_may_start(error: dict[str, Any]) -> None:
+    scene = waiting_job()
+    for sequence in range(1, 5):
+        scene = scene.pod(sequence, **PULLS).forgets(sequence)
+    one = scene.pod(4, **error)
+    assert (one.plan().status.phase, "The job fails" in one.plan().status.message) == (Phase.PENDING, False)
+    for sequence in range(1, 4):
+        scene = scene.pod(sequence, **error)
+    assert scene.pod(4, **error).plan().status.phase is Phase.FAILED
+    assert scene.pod(4, **PULLS).node(4, ready=False).plan().status.phase is Phase.FAILED, "its node is gone"
+    assert scene.pod(4, **PULLS, node=None).plan().status.phase is Phase.FAILED, "it has no node"
+
+
+def test_a_new_job_is_patient_from_the_first_error_on() -> None:
+    """Its node may have pulled the image for minutes before."""
+    scene = waiting_job(1).forgets(1).pod(1, **NO_PULL, waiting_since=at(90))
+    status = scene.plan().status
+    assert status.phase is Phase.PENDING
+    assert "The job fails at 00:01:50 UTC if no pod starts before" in status.message
+    assert replace(scene, now=at(111)).plan().status.phase is Phase.FAILED
+
+
+def test_a_pod_that_cannot_start_is_replaced_long_after_its_first_error() -> None:
+    scene = replace(training_job(), now=at(400)).with_pod(pod(5, **NO_PULL, waiting_since=at(390)))
+    scene = scene.spec(nodes={"min": 2, "max": 5}).all_say()
+    assert scene.plan().actions == ()
+    assert [type(action) for action in replace(scene, now=at(700)).all_say().plan().actions] == [DeletePod, CreatePod]
 
 
 MISSING = 'secret "keys" not found'
@@ -51,6 +92,16 @@ def test_a_volume_that_is_not_there_ends_a_new_job_and_a_slow_one_does_not(
     assert said in status.message
     told = f"{said}. The job fails at {until} UTC if no pod starts before"
     assert (told in status.message) == (not fails)
+
+
+def test_what_one_pod_cannot_mount_the_others_cannot_either() -> None:
+    """Only its events are read."""
+    scene = waiting_job(3)
+    for sequence in range(1, 4):
+        scene = scene.pod(sequence, **PULLS).forgets(sequence)
+    missing = scene.pod(1, **WAITS, waiting_message=MISSING)
+    assert missing.plan().status.phase is Phase.FAILED
+    assert missing.pod(2, initializing_since=at(5)).plan().status.phase is Phase.PENDING
 
 
 def test_containers_that_end_before_they_train_are_not_replaced_for_ever() -> None:

@@ -90,6 +90,25 @@ async def test_events_are_read_of_one_pod_and_seldom() -> None:
     assert cluster.num_reads["events"] == 3, "all are up"
 
 
+async def test_the_time_of_each_reason_is_when_it_was_first_seen() -> None:
+    events = PodEvents(MemoryCluster())
+
+    async def since(now: float, *pods: PodView) -> list[float | None]:
+        views = await events.explained(KEY, pods, START + timedelta(seconds=now))
+        return [(pod.waiting_since - START).total_seconds() if pod.waiting_since else None for pod in views]
+
+    pull, backs_off = creating(1, waiting_reason="ErrImagePull"), creating(1, waiting_reason="ImagePullBackOff")
+    assert await since(0, creating(1), creating(2)) == [None, None]
+    assert await since(1, pull, creating(2)) == [1, None]
+    assert await since(2, backs_off, creating(2, waiting_reason="StartError")) == [2, 2]
+    assert await since(3, creating(1), creating(2)) == [None, None]
+    assert await since(4, pull, backs_off) == [1, 2], "a reason that comes back"
+    assert await since(5, creating(2)) == [None]
+    assert await since(6, pull) == [6], "the pod was gone"
+    events.forget(KEY)
+    assert await since(7, pull) == [7]
+
+
 class SilentCluster(MemoryCluster):
     """Answers no question about events while `error` is set."""
 

@@ -1,4 +1,4 @@
-"""What events say of why a pod doesn't start.
+"""What the status of a pod doesn't say of why it doesn't start: the words of its events, and since when it can't.
 
 The API server goes through all events of a namespace for each such question, so it is asked seldom. No decision needs
 the answer: an urgent pass doesn't ask, and no pass fails without one.
@@ -15,6 +15,7 @@ from spottrain_api.contract import WaitingReason
 from spottrain_operator.cluster.client import ClusterClient, ClusterError, JobKey, Manifest
 from spottrain_operator.cluster.limits import is_urgent
 from spottrain_operator.cluster.observe import quoted
+from spottrain_operator.core.failure_policy import CANNOT_START
 from spottrain_operator.core.model import PodView
 from spottrain_operator.core.scheduling import UNSEEN
 from spottrain_operator.core.timing import STARTS_CONTAINERS, UNSEEN_BY_SCHEDULER, after, seconds_between
@@ -40,15 +41,35 @@ class PodEvents:
     def __init__(self, cluster: ClusterClient) -> None:
         self._cluster = cluster
         self._answers: dict[JobKey, _Answer] = {}
+        self._waiting_since: dict[JobKey, dict[tuple[str, str | None], datetime]] = {}  # by uid and reason
 
     async def explained(self, key: JobKey, pods: Sequence[PodView], now: datetime) -> tuple[PodView, ...]:
-        """The pods of the job, with what events say of the first one that doesn't start."""
+        """The pods of the job, with what events say of the first one that doesn't start.
+
+        And with since when each can't.
+        """
         first = next((pod for pod in pods if wants_events(pod, now)), None)
         if first is None:
-            self.forget(key)
+            self._answers.pop(key, None)
+        else:
+            events = await self._events_of(first, key, now)
+            pods = [with_events(pod, events, now) if pod is first else pod for pod in pods]
+        return self._dated(key, pods, now)
+
+    def _dated(self, key: JobKey, pods: Sequence[PodView], now: datetime) -> tuple[PodView, ...]:
+        """The pods, with when each was first seen to wait for its reason.
+
+        A reason that comes and goes, as of a container that is restarted, counts from the first time.
+        """
+        uids = {pod.uid for pod in pods}
+        since = {which: at for which, at in self._waiting_since.pop(key, {}).items() if which[0] in uids}
+        for pod in pods:
+            if pod.waiting_reason in CANNOT_START:
+                since.setdefault((pod.uid, pod.waiting_reason), now)
+        if not since:
             return tuple(pods)
-        events = await self._events_of(first, key, now)
-        return tuple(with_events(pod, events, now) if pod is first else pod for pod in pods)
+        self._waiting_since[key] = since
+        return tuple(replace(pod, waiting_since=since.get((pod.uid, pod.waiting_reason))) for pod in pods)
 
     async def _events_of(self, pod: PodView, key: JobKey, now: datetime) -> Sequence[Manifest]:
         known = self._answers.get(key)
@@ -67,6 +88,7 @@ class PodEvents:
 
     def forget(self, key: JobKey) -> None:
         self._answers.pop(key, None)
+        self._waiting_since.pop(key, None)
 
 
 def wants_events(pod: PodView, now: datetime) -> bool:

@@ -143,7 +143,7 @@ def _waits_for_old_pool(situation: Situation, facts: PodFacts) -> bool:
 
 def _stuck(situation: Situation, draft: Draft, facts: PodFacts) -> str | None:
     pod, generation = facts.pod, draft.status.generation
-    if pod.waiting_reason in CANNOT_START and _longer_than(STUCK_START, pod.placed_at, situation):
+    if pod.waiting_reason in CANNOT_START and _longer_than(STUCK_START, pod.stuck_since, situation):
         return f"its container can't start ({pod.waiting_reason})"
     if generation is None:
         return None

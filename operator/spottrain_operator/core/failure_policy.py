@@ -207,7 +207,7 @@ def made_progress(newest: Progress | None) -> bool:
 
 
 def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
-    """Give up on a new job without a container that starts.
+    """Give up on a new job if no pod that has a node can start.
 
     A job that had a generation waits to be corrected.
     """
@@ -244,9 +244,9 @@ def gives_up_at(situation: Situation, draft: Draft) -> datetime | None:
 
 
 def _may_give_up(situation: Situation, draft: Draft) -> bool:
-    """Whether the job is new, is understood, and has no container that started."""
+    """Whether the job is new, is understood, and has no container that started, or may."""
     is_new = draft.status.generation is None
-    return is_new and not situation.observed.job.left_out and not _has_started(situation)
+    return is_new and not situation.observed.job.left_out and not _may_start(situation)
 
 
 def _lasting_refusal(situation: Situation) -> Refusal | None:
@@ -254,11 +254,17 @@ def _lasting_refusal(situation: Situation) -> Refusal | None:
     return refusal if refusal is not None and refusal.lasting and not situation.pods else None
 
 
-def _has_started(situation: Situation) -> bool:
-    return any(
-        situation.is_of_template(f.pod) and f.pod.container_started and not f.finished
-        for f in situation.pods.values()
-    )
+def _may_start(situation: Situation) -> bool:
+    """Whether the container of a pod has started, or may on the node that the pod has.
+
+    Events are read of one pod alone: what it can't mount, those that create their containers can't either.
+    """
+    pods = [f for f in situation.pods.values() if situation.is_of_template(f.pod) and not f.finished]
+    if any(f.pod.container_started for f in pods):
+        return True
+    lacks_volume = any(f.pod.waiting_reason == WaitingReason.FAILED_MOUNT for f in pods)
+    coming = [f.pod for f in pods if f.usable and f.pod.node is not None and f.pod.waiting_reason not in CANNOT_START]
+    return any(not lacks_volume or pod.initializing_since is not None for pod in coming)
 
 
 def _cannot_start(facts: PodFacts, situation: Situation) -> bool:
@@ -273,7 +279,7 @@ def _last_chance(pod: PodView) -> datetime:
     # A missing volume is never mounted, but a disk may take minutes to attach.
     slow = pod.waiting_reason == WaitingReason.FAILED_MOUNT and "not found" not in (pod.waiting_message or "")
     patience = STUCK_START if slow else START_FAILURE_PATIENCE
-    return after(pod.placed_at, patience)
+    return after(pod.stuck_since, patience)
 
 
 def start_failures(situation: Situation, draft: Draft) -> list[PodFacts]:

@@ -43,6 +43,9 @@ class PodView:
     # mounted ("FailedMount"), no suitable node ("Unschedulable"), or a gate before the scheduler ("SchedulingGated").
     waiting_reason: str | None = None
     waiting_message: str | None = None
+    waiting_since: datetime | None = (
+        None  # when this operator first saw that its container can't start for the reason
+    )
     exit_code: int | None = None
     # terminated.reason of its state, or of its last run if it waits to be restarted, such as "OOMKilled", "Error".
     exit_reason: str | None = None
@@ -72,6 +75,11 @@ class PodView:
     def placed_at(self) -> datetime:
         """When it got its node. Until that is known, it is the time of its creation."""
         return self.scheduled_at or self.created_at
+
+    @property
+    def stuck_since(self) -> datetime:
+        """When it was first seen that its container can't start. Until that is known, it is when it got its node."""
+        return self.waiting_since or self.placed_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
