@@ -362,6 +362,7 @@ GENERATION = {
         (SPEC, "Running", "status"),
         (SPEC, {"phase": "Paused"}, "status.phase"),
         (SPEC, {"generation": GENERATION | {"state": "Paused"}}, "status.generation.state"),
+        (SPEC, {"generation": GENERATION | {"state": "Draining", "reason": "CostLimit"}}, "status.generation.reason"),
         (SPEC, {"lastSequence": "x"}, "status.lastSequence"),
         (SPEC, {"commit": {"generation": 7}}, "status.commit"),
     ],
@@ -371,6 +372,12 @@ def test_a_job_is_left_alone_if_what_decisions_hang_on_cannot_be_read(
 ) -> None:
     with pytest.raises(NotUnderstoodError, match=field):
         job_view(job(spec, status))
+
+
+def test_any_reason_is_understood_of_a_generation_that_has_ended() -> None:
+    status = job_view(job(SPEC, {"generation": GENERATION | {"state": "Ended", "reason": "CostLimit"}})).status
+    assert status.generation is not None
+    assert status.generation.reason == "CostLimit"
 
 
 def test_a_status_is_read_without_what_a_newer_operator_added_and_without_what_is_only_for_people() -> None:

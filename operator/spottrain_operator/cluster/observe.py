@@ -22,6 +22,7 @@ from spottrain_api.contract import (
     LABEL_TEMPLATE_HASH,
     TRAINER_CONTAINER,
     CapacityType,
+    Cause,
     Notice,
     accepted_taints,
 )
@@ -117,9 +118,12 @@ def job_status(job: Manifest) -> TrainingJobStatus:
         status, unknown = read_known(TrainingJobStatus, job.get("status") or {})
     except ValidationError as error:
         raise NotUnderstoodError(_fields("status", error)) from error
-    decisive = tuple(f"status.{dotted(path)}" for path in unknown if path[0] not in _FOR_PEOPLE)
+    decisive = [f"status.{dotted(path)}" for path in unknown if path[0] not in _FOR_PEOPLE]
+    # How a generation ends depends on why. Once it has ended, its reason may also be that of the job's failure.
+    if status.running is not None and status.running.reason not in {None, *Cause}:
+        decisive.append("status.generation.reason")
     if decisive:
-        raise NotUnderstoodError(decisive)
+        raise NotUnderstoodError(tuple(decisive))
     return status
 
 
