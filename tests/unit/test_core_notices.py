@@ -13,6 +13,8 @@ from scene import (
     NOW,
     START,
     STOPPING,
+    Change,
+    Scene,
     notice,
     pod,
     starting_job,
@@ -138,6 +140,38 @@ def test_a_pod_that_lands_on_a_node_that_goes_holds_its_place_and_is_named(shows
     healthy = plan.status.condition("PodsHealthy")
     assert healthy is not None
     assert (healthy.status, healthy.reason, healthy.message) == ("False", "NodeGoes", sentence)
+
+
+DOWN = {"ready": False, "unready_since": START - timedelta(seconds=5)}
+
+
+def on_a_node_that_is_down(scene: Scene) -> Scene:
+    return scene.pod(2, ready=False, container_started=False).node(2, **DOWN).forgets(2)
+
+
+def test_a_pod_that_lands_on_a_node_that_is_down_holds_its_place_and_is_named() -> None:
+    """As with a template that tolerates everything: its replacement could land there again."""
+    plan = on_a_node_that_is_down(waiting_job(2, nodes={"min": 2, "max": 2})).plan()
+    assert not [action for action in plan.actions if isinstance(action, CreatePod | DeletePod)]
+    healthy = plan.status.condition("PodsHealthy")
+    assert healthy is not None
+    assert healthy.reason == "NodeGoes"
+    assert healthy.message == "pod job-2 can't train, and is replaced at 00:05:00 UTC: node n2 is not ready"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.node(2, unready_since=START + timedelta(seconds=5)),
+        lambda s: s.says(2, age=5),
+        lambda s: replace(s, now=START + timedelta(seconds=STUCK_START + 1)),
+    ],
+    ids=["it came before", "its agent was heard", "it has waited"],
+)
+def test_a_pod_on_a_lost_node_is_replaced(change: Change) -> None:
+    scene = change(on_a_node_that_is_down(waiting_job(2, nodes={"min": 2, "max": 2})))
+    changes = [action for action in scene.plan().actions if isinstance(action, CreatePod | DeletePod)]
+    assert [action.name for action in changes] == ["job-2", "job-3"]
 
 
 @pytest.mark.parametrize(

@@ -153,9 +153,13 @@ def test_a_trimmed_pod_reads_as_the_whole_one(status: Manifest) -> None:
     assert len(json.dumps(trimmed)) < 1500
 
 
-def test_a_trimmed_node_reads_as_the_whole_one() -> None:
-    trimmed = trimmed_node(node())
-    assert node_view(trimmed) == node_view(node())
+@pytest.mark.parametrize("status", ["True", "Unknown"])
+def test_a_trimmed_node_reads_as_the_whole_one(status: str) -> None:
+    whole = node()
+    whole["status"]["conditions"] = [condition("Ready", status), condition("DiskPressure", "False")]
+    trimmed = trimmed_node(whole)
+    assert node_view(trimmed) == node_view(whole)
+    assert (node_view(trimmed).unready_since is None) == (status == "True")
     assert trimmed_node(trimmed) == trimmed
     assert len(json.dumps(trimmed)) < 800
 

@@ -276,7 +276,8 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
                 action="The message quotes the scheduler, and says what to change.",
             ),
             ConditionReason.NODE_GOES: Reason(
-                meaning="A pod was placed on a node whose loss is announced, as by a taint that the job tolerates.",
+                meaning="A pod was placed on a node that is not ready, or whose loss is announced, as by a taint "
+                "that the job tolerates.",
                 action="Tolerate only the taints that the job needs, or end what holds up the loss of the node.",
             ),
             EventReason.PODS_END_EARLY: _PODS_END_EARLY,

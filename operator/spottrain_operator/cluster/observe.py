@@ -289,9 +289,11 @@ def _capacity_type(labels: Manifest) -> CapacityType:
 def node_view(node: Manifest) -> NodeView:
     meta = node["metadata"]
     conditions = {each["type"]: each for each in node.get("status", {}).get("conditions", ())}
+    condition = conditions.get("Ready", {})
     return NodeView(
         name=meta["name"],
-        ready=_is_true(conditions.get("Ready")),
+        ready=_is_true(condition),
+        unready_since=_transition(condition) if not _is_true(condition) else None,
         deleting="deletionTimestamp" in meta,
         taints=tuple(taint["key"] for taint in accepted_taints(node)),
         notice=_notice(meta),

@@ -85,7 +85,7 @@ def trimmed_node(node: Manifest) -> Manifest:
     meta = node["metadata"]
     annotations = _only(meta.get("annotations") or {}, _NODE_ANNOTATIONS)
     ready = [
-        _only(each, ("type", "status"))
+        _only(each, ("type", "status", "lastTransitionTime"))
         for each in node.get("status", {}).get("conditions") or ()
         if each["type"] == "Ready"
     ]

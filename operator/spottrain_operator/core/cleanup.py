@@ -116,10 +116,10 @@ def _useless(situation: Situation, draft: Draft, facts: PodFacts, kept: bool) ->
         return "it was made from an older template"
     if _waits_for_old_pool(situation, facts):
         return "it waits for nodes of a pool that was edited or removed"
-    if facts.unreachable:
+    is_overdue = _longer_than(STUCK_START, facts.pod.placed_at, situation)
+    if facts.unreachable and (not facts.node_was_lost or is_overdue):
         return "its node is gone or not ready"
-    placed_at = facts.pod.placed_at
-    if facts.doom is not None and (not facts.holds_place or _longer_than(STUCK_START, placed_at, situation)):
+    if facts.doom is not None and (not facts.holds_place or is_overdue):
         return facts.doom.message
     if not kept and facts.doom is None and _knows_notices(situation):
         return "the job has enough pods"

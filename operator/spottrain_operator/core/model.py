@@ -91,6 +91,7 @@ class NodeView:
 
     name: str
     ready: bool = True
+    unready_since: datetime | None = None  # the Ready condition's last transition, while it is not True
     deleting: bool = False
     taints: tuple[str, ...] = ()  # keys
     notice: Notice | None = None  # the watcher's annotation

@@ -91,10 +91,11 @@ def waits_in_vain_sentence(situation: Situation, leaving: frozenset[str]) -> str
     Of several, it is the first. Empty if there is none, except those that are deleted now.
     """
     for uid, facts in situation.pods.items():
-        if facts.doom is not None and facts.waits_in_vain and uid not in leaving:
+        if facts.waits_in_vain and uid not in leaving:
             pod = facts.pod
             until = time_of_day(after(pod.placed_at, STUCK_START), situation.now)
-            return f"pod {pod.name} can't train, and is replaced at {until}: {facts.doom.message}"
+            why = facts.doom.message if facts.doom is not None else f"node {pod.node} is not ready"
+            return f"pod {pod.name} can't train, and is replaced at {until}: {why}"
     return ""
 
 

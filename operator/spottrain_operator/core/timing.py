@@ -85,7 +85,7 @@ STARTS_CONTAINERS = 3.0
 # A scheduler places a pod, or says why it can't, in a second or two. A busy one may take longer.
 UNSEEN_BY_SCHEDULER = 30.0
 # If other pods of its template run, this pod's node is the cause: try another node after this time. The same if the
-# pod was placed on a node whose loss was announced already.
+# pod was placed on a node that didn't answer, or whose loss was announced already.
 STUCK_START = 300.0
 # Patience if Kubernetes refuses the pods, for example for a missing service account. It may be on its way, if it was
 # applied together with the job.
