@@ -143,7 +143,7 @@ def test_a_pod_that_cannot_start_while_others_train_is_replaced(seconds: float, 
     assert [action.name for action in plan.actions if isinstance(action, DeletePod)] == deleted
 
 
-@pytest.mark.parametrize(("seconds", "created"), [(19, 0), (21, 2)])
+@pytest.mark.parametrize(("seconds", "created"), [(9, 0), (11, 2)])
 def test_pods_that_end_before_they_train_are_replaced_after_a_pause(seconds: float, created: int) -> None:
     scene = replace(waiting_job(), now=at(5))
     for sequence in (3, 4):

@@ -1,7 +1,8 @@
-"""What the status of a pod doesn't say of why it doesn't start: the words of its events, and since when it can't.
+"""What the status of a pod doesn't say of why it doesn't start.
 
-The API server goes through all events of a namespace for each such question, so it is asked seldom. No decision needs
-the answer: an urgent pass doesn't ask, and no pass fails without one.
+That is what its events say, and since when it can't. The API server goes through all events of a namespace for each
+such question, so it is asked seldom. No decision needs the answer: an urgent pass doesn't ask, and no pass fails
+without one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Answer:
 class PodEvents:
     """Reads the events of one pod of a job, and keeps them for a while.
 
-    What keeps it from starting usually blocks its siblings, too.
+    What keeps it from starting usually blocks its siblings, too. Of each pod, it keeps since when it can't start.
     """
 
     def __init__(self, cluster: ClusterClient) -> None:
@@ -44,9 +45,9 @@ class PodEvents:
         self._waiting_since: dict[JobKey, dict[tuple[str, str | None], datetime]] = {}  # by uid and reason
 
     async def explained(self, key: JobKey, pods: Sequence[PodView], now: datetime) -> tuple[PodView, ...]:
-        """The pods of the job, with what events say of the first one that doesn't start.
+        """The pods of the job, with since when each can't start.
 
-        And with since when each can't.
+        The first one that doesn't start has what its events say.
         """
         first = next((pod for pod in pods if wants_events(pod, now)), None)
         if first is None:

@@ -244,7 +244,7 @@ def gives_up_at(situation: Situation, draft: Draft) -> datetime | None:
 
 
 def _may_give_up(situation: Situation, draft: Draft) -> bool:
-    """Whether the job is new, is understood, and has no container that started, or may."""
+    """Whether the job is new and understood, and no pod has started or may."""
     is_new = draft.status.generation is None
     return is_new and not situation.observed.job.left_out and not _may_start(situation)
 

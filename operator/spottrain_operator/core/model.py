@@ -78,7 +78,10 @@ class PodView:
 
     @property
     def stuck_since(self) -> datetime:
-        """When it was first seen that its container can't start. Until that is known, it is when it got its node."""
+        """When it was first seen that its container can't start.
+
+        Until that is known, it is when it got its node.
+        """
         return self.waiting_since or self.placed_at
 
 

@@ -113,13 +113,13 @@ class PodFacts:
 
     @property
     def node_was_lost(self) -> bool:
-        """The node didn't answer before the pod was placed there, and its agent was never heard."""
+        """The node was down before the pod came, and its agent was never heard."""
         since = self.node.unready_since if self.node is not None else None
         return since is not None and since < self.pod.placed_at and self.report is None
 
     @property
     def waits_in_vain(self) -> bool:
-        """It was placed on a node that didn't answer, or whose loss was announced already.
+        """It was placed on a node that was down, or whose loss was announced.
 
         Its replacement could land there again, and so on without end. So it is replaced after STUCK_START.
         """
