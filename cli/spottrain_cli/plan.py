@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spottrain_api.contract import KIND
+from spottrain_api.deepspeed_json import user_json, zero_optimization
 from spottrain_api.memory_estimate import DEEPSPEED, GIB, RUNTIME_BYTES, Estimate, ModelFacts, estimates, in_gib
 from spottrain_api.mistakes import mistakes
 from spottrain_api.strategy_choice import USABLE, Choice, fits, usable_bytes
@@ -97,6 +98,12 @@ def read_job(file: IO[str]) -> tuple[str, TrainingJobSpec]:
         raise UserError(f"The job in {file.name} is invalid. {mistakes(error, 'spec')}") from error
     if spec.nodes.min > spec.nodes.max:
         raise UserError("nodes.min is larger than nodes.max. Lower nodes.min or raise nodes.max.")
+    try:
+        user = user_json(spec.deepspeed.config)
+        if spec.strategy is Strategy.DEEPSPEED:
+            zero_optimization(spec.deepspeed, user)
+    except ValueError as error:
+        raise UserError(f"The job in {file.name} is invalid: {error}.") from error
     metadata = jobs[0].get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return str(name or "the job"), spec

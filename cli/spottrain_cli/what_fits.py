@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from spottrain_api import deepspeed_json
 from spottrain_api.memory_estimate import DDP, DEEPSPEED, FSDP, Estimate, ModelFacts, Workload
 from spottrain_api.strategy_choice import Choice, Memory, choose_strategy
 from spottrain_api.v1alpha1 import Precision, Sharding, Strategy, TrainingJobSpec
 
 # Largest number of nodes that is tried, unless the job has more.
 MOST_NODES = 64
-_DEFAULT_ZERO_STAGE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,7 @@ class PlannedJob:
         Default: nodes.min, where the strategy has to fit.
         """
         spec = self.spec
+        deepspeed = deepspeed_json.user_json(spec.deepspeed.config)
         return Workload(
             model=self.model,
             micro_batch=spec.batch.micro,
@@ -55,6 +56,8 @@ class PlannedJob:
             activation_checkpointing=spec.activation_checkpointing,
             fsdp_ranks=spec.processes_per_node if spec.fsdp.sharding is Sharding.HYBRID else None,
             global_batch=spec.batch.global_,
+            zero_bucket=deepspeed_json.named_size(deepspeed, deepspeed_json.BUCKET),
+            zero_live=deepspeed_json.named_size(deepspeed, deepspeed_json.LIVE),
         )
 
     def memory(self) -> Memory:
@@ -67,7 +70,8 @@ class PlannedJob:
 
     def choice(self) -> Choice:
         """Return what `strategy: auto` chooses."""
-        wanted = self.spec.deepspeed.zero_stage
+        deepspeed = self.spec.deepspeed
+        wanted = deepspeed_json.named_stage(deepspeed, deepspeed_json.user_json(deepspeed.config))
         return choose_strategy(
             self.workload(), self.memory(), allowed=lambda e: wanted is None or e.zero_stage in (None, wanted)
         )
@@ -82,12 +86,15 @@ class PlannedJob:
         spec = self.spec
         if spec.strategy is Strategy.FSDP:
             return (estimate.strategy, estimate.offload_parameters) == (FSDP, spec.fsdp.offload)
-        stage = _DEFAULT_ZERO_STAGE if spec.deepspeed.zero_stage is None else spec.deepspeed.zero_stage
-        if spec.strategy is Strategy.DDP or stage == 0:
+        if spec.strategy is Strategy.DDP:
+            return estimate.strategy == DDP
+        zero = deepspeed_json.zero_optimization(spec.deepspeed, deepspeed_json.user_json(spec.deepspeed.config))
+        stage: int = zero["stage"]
+        if stage == 0:
             return estimate.strategy == DDP
         # Estimates offload parameters together with the optimizer, and the optimizer at stages 2 and 3.
-        parameters = spec.deepspeed.offload_parameters
-        optimizer = spec.deepspeed.offload_optimizer or parameters
+        parameters = deepspeed_json.offloads(zero, deepspeed_json.OFFLOAD_PARAMETERS)
+        optimizer = deepspeed_json.offloads(zero, deepspeed_json.OFFLOAD_OPTIMIZER) or parameters
         wanted = (DEEPSPEED, max(stage, 2) if optimizer else stage, optimizer, parameters)
         return wanted == (
             estimate.strategy,

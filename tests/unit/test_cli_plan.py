@@ -53,6 +53,11 @@ def rows_of(output: str) -> dict[str, str]:
     return {row[:15].strip(): row for row in rows if not row.startswith("For each of")}
 
 
+def deepspeed(**config: Any) -> dict[str, Any]:
+    """The fields of a job with a DeepSpeed JSON."""
+    return {"strategy": "deepspeed", "deepspeed": {"config": config}}
+
+
 def in_one_line(output: str) -> str:
     return " ".join(output.split())
 
@@ -289,6 +294,47 @@ def test_a_strategy_that_the_job_names_is_judged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("strategy", "fields", "zero"),
+    [
+        (
+            "deepspeed",
+            {"zeroStage": 3, "offloadOptimizer": True, "offloadParameters": True},
+            {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+        ),
+        ("deepspeed", {}, {"stage": "auto", "offload_optimizer": {"device": "none"}}),
+        ("auto", {"zeroStage": 2}, {"stage": 2}),
+    ],
+    ids=["offload", "default", "auto"],
+)
+def test_a_deepspeed_json_counts_as_the_fields_do(
+    strategy: str, fields: dict[str, Any], zero: dict[str, Any], tmp_path: Path
+) -> None:
+    """On 24 GiB, auto would choose ZeRO 3 if the job named no stage."""
+    arguments = ("--parameters", "7B", "--accelerator-memory", "24GiB", "--sequence-length", "2048")
+    by_fields, by_json = (
+        run(tmp_path, *arguments, strategy=strategy, deepspeed=deepspeed)
+        for deepspeed in (fields, {"config": {"zero_optimization": zero}})
+    )
+    assert by_fields.exit_code == 0, by_fields.output
+    assert by_json.output == by_fields.output
+
+
+@pytest.mark.parametrize(
+    ("key", "size", "strategy", "gib"),
+    [("reduce_bucket_size", 5e9, "ZeRO 1", 16.8), ("stage3_max_live_parameters", 5e9, "ZeRO 3", 7.5)],
+)
+def test_sizes_in_a_deepspeed_json_count(key: str, size: float, strategy: str, gib: float, tmp_path: Path) -> None:
+    """By default, a bucket has 0.5 billion elements, in fp32, and 1 billion parameters are live, in bf16."""
+    arguments = ("--parameters", "7B", "--accelerator-memory", "80GiB", "--sequence-length", "2048")
+
+    def working(**zero: float) -> float:
+        row = rows_of(run(tmp_path, *arguments, **deepspeed(zero_optimization=zero)).output)[strategy]
+        return float(row.removeprefix(strategy).split()[4])
+
+    assert working(**{key: size}) - working() == pytest.approx(gib, abs=0.11)
+
+
+@pytest.mark.parametrize(
     ("arguments", "spec", "sentence"),
     [
         ((), {}, "The size of the model is missing. Give --parameters, such as 7B, or --config"),
@@ -301,6 +347,23 @@ def test_a_strategy_that_the_job_names_is_judged(tmp_path: Path) -> None:
         (("--parameters", "7B"), {"batch": {"global": 64, "micro": 0}}, "spec.batch.micro: Input should be greater"),
         (("--parameters", "7B"), {"nodes": {"min": 4, "max": 2}}, "nodes.min is larger than nodes.max"),
         (("--parameters", "7B"), {"strtegy": "auto"}, "spec.strtegy: There is no such field"),
+        (("--parameters", "7B"), deepspeed(zero_optimization=3), "has zero_optimization 3, which is not an object"),
+        (("--parameters", "7B"), deepspeed(zero_optimization={"stage": 5}), "deepspeed.zeroStage is 5; use 0, 1, 2"),
+        (
+            ("--parameters", "7B"),
+            deepspeed(zero_optimization={"reduce_bucket_size": "5e8"}),
+            'has reduce_bucket_size "5e8"; write a number of elements',
+        ),
+        (
+            ("--parameters", "7B"),
+            deepspeed(zero_optimization={"offload_param": {"device": "cpu"}}),
+            "offload_param to the CPU needs ZeRO stage 3 or higher, not 2; raise zeroStage.",
+        ),
+        (
+            ("--parameters", "7B"),
+            deepspeed(zero_optimization={"offload_param": True}),
+            "has offload_param true, which",
+        ),
     ],
 )
 def test_bad_input_is_answered_by_a_sentence(

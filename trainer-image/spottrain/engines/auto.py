@@ -14,11 +14,12 @@ from torch import nn
 
 from spottrain import exchange
 from spottrain.engines.blocks import find_blocks
-from spottrain.engines.deepspeed_config import named_size, named_stage
+from spottrain.engines.deepspeed_config import user_settings
 from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.engine import HYBRID, EngineConfig
 from spottrain.engines.model_state import num_bytes, unfit_for_shards
 from spottrain_api.contract import MemoryEstimate, StrategyChoice
+from spottrain_api.deepspeed_json import BUCKET, LIVE, named_size, named_stage
 from spottrain_api.memory_estimate import DEEPSPEED, FSDP, Estimate, ModelFacts, Workload
 from spottrain_api.strategy_choice import Memory, choose_strategy
 
@@ -76,6 +77,7 @@ def choose_automatically(
 
     This is a pure function, so ranks that pass the same arguments choose the same strategy.
     """
+    user = user_settings(config)
     workload = Workload(
         model=facts_of(model),
         micro_batch=config.plan.micro_batch,
@@ -86,8 +88,8 @@ def choose_automatically(
         fsdp_ranks=config.local_world_size if config.fsdp.sharding == HYBRID else None,
         global_batch=config.plan.global_batch,
         built_in_place=machine.accelerator_bytes is None or any(each.is_cuda for each in model.parameters()),
-        zero_bucket=named_size(config, "reduce_bucket_size"),
-        zero_live=named_size(config, "stage3_max_live_parameters"),
+        zero_bucket=named_size(user, BUCKET),
+        zero_live=named_size(user, LIVE),
     )
     memory = Memory(
         accelerator_bytes=machine.accelerator_bytes or machine.host_bytes,
@@ -101,7 +103,7 @@ def choose_automatically(
         if estimate.strategy != DEEPSPEED or estimate.zero_stage is None:
             return True
         # If ZeRO is used, it has to be at the stage that the job or a DeepSpeed JSON names.
-        if not machine.has_deepspeed or named_stage(config) not in (None, estimate.zero_stage):
+        if not machine.has_deepspeed or named_stage(config.deepspeed, user) not in (None, estimate.zero_stage):
             return False
         return unfit_for_zero(model, estimate.zero_stage, config.precision) is None
 

@@ -1,8 +1,6 @@
 """The configuration for DeepSpeed.
 
-It merges the job's settings with the user's own DeepSpeed JSON. Keys are those of
-https://www.deepspeed.ai/docs/config-json/. As in Hugging Face's integration, the value "auto" means that the job
-decides. A value that contradicts the job is refused.
+It merges the job's settings with the user's own DeepSpeed JSON, by the rules of `spottrain_api.deepspeed_json`.
 """
 
 from __future__ import annotations
@@ -15,9 +13,8 @@ from typing import Any
 import torch
 
 from spottrain.engines.engine import EngineConfig
+from spottrain_api.deepspeed_json import merge, user_json, zero_optimization
 
-AUTO = "auto"
-DEFAULT_ZERO_STAGE = 2
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 # Parts of DeepSpeed whose state checkpoints do not hold, or that would decide what the job decides.
 _REFUSED = {
@@ -36,8 +33,6 @@ _REFUSED = {
     "progressive_layer_drop": "its state is not in the checkpoints",
     "torch_autocast": "the job's precision decides the type of the computation; use precision bf16",
 }
-# Sections that this module reads.
-_SECTIONS = ("zero_optimization", "bf16", "fp16")
 
 
 def merged_config(config: EngineConfig) -> dict[str, Any]:
@@ -47,66 +42,28 @@ def merged_config(config: EngineConfig) -> dict[str, Any]:
         ValueError: The JSON of the job (`deepspeed.config`) or of the script contradicts the job, or they contradict
             each other.
     """
-    user = _of_user(config)
+    user = user_settings(config)
     _refuse_unsupported(user)
     _check_batch(user, config)
     _check_precision(user, config)
-    merged = _merge(_of_job(config, user), user, "the DeepSpeed JSON")
-    _check_zero(merged["zero_optimization"], config)
+    zero = zero_optimization(config.deepspeed, user)
+    if zero["stage"] == 0 and config.precision is torch.float16:
+        raise ValueError("precision fp16 needs ZeRO stage 1, 2 or 3, not 0; raise zeroStage, or use bf16")
+    merged = merge(_of_job(config, user), user, "the DeepSpeed JSON") | {"zero_optimization": zero}
     return _with_batch(merged, config)
 
 
-def named_stage(config: EngineConfig) -> int | None:
-    """The ZeRO stage that the job or a JSON names, if any.
+def user_settings(config: EngineConfig) -> dict[str, Any]:
+    """The user's JSON: that of the job, merged with the script's.
 
     Raises ValueError as `merged_config`.
     """
-    stage: int | None = _of_user(config).get("zero_optimization", {}).get("stage")
-    return config.deepspeed.zero_stage if stage is None else stage
-
-
-def named_size(config: EngineConfig, key: str) -> int | None:
-    """A number of elements in zero_optimization of a JSON, if there is one.
-
-    Raises ValueError as `merged_config`.
-    """
-    size = _of_user(config).get("zero_optimization", {}).get(key)
-    if size is None:
-        return None
-    if isinstance(size, bool) or not isinstance(size, int | float) or size < 0:
-        raise ValueError(f"the DeepSpeed JSON has {key} {json.dumps(size)}; write a number of elements, such as 5e8")
-    return int(size)
-
-
-def _of_user(config: EngineConfig) -> dict[str, Any]:
-    """The JSON of the job, merged with the script's."""
-    script = _read(config.deepspeed_config)
-    user = _without_auto(_merge(config.deepspeed.config, script, "the script's DeepSpeed JSON"))
-    for name in _SECTIONS:
-        section = user.get(name, {})
-        if not isinstance(section, Mapping):
-            raise ValueError(
-                f"the DeepSpeed JSON has {name} {json.dumps(section)}, which is not an object; write {{...}} there, "
-                "as in DeepSpeed's documentation"
-            )
-    return user
+    return user_json(config.deepspeed.config, _read(config.deepspeed_config))
 
 
 def _of_job(config: EngineConfig, user: dict[str, Any]) -> dict[str, Any]:
-    """The job's settings, and defaults for what neither it nor the user's JSON sets."""
-    settings = config.deepspeed
-    zero: dict[str, Any] = {}
-    if settings.zero_stage is not None:
-        zero["stage"] = settings.zero_stage
-    elif "stage" not in user.get("zero_optimization", {}):
-        zero["stage"] = DEFAULT_ZERO_STAGE
-    if settings.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if settings.offload_parameters:
-        zero["offload_param"] = {"device": "cpu"}
-    job: dict[str, Any] = {"zero_optimization": zero}
-    if config.clip_grad_norm is not None:
-        job["gradient_clipping"] = config.clip_grad_norm
+    """What the job sets apart from ZeRO, and defaults for what neither it nor the user's JSON sets."""
+    job = {} if config.clip_grad_norm is None else {"gradient_clipping": config.clip_grad_norm}
     defaults = {
         # Sums of many small numbers lose too much precision in bf16.
         "communication_data_type": "fp32",
@@ -162,31 +119,6 @@ def _read(given: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
     return content
 
 
-def _merge(base: Mapping[str, Any], other: Mapping[str, Any], source: str, path: str = "") -> dict[str, Any]:
-    """Merge both, nested objects included. Refuses a key that has different values."""
-    merged = dict(base)
-    for key, value in other.items():
-        known = merged.get(key)
-        if isinstance(known, Mapping) and isinstance(value, Mapping):
-            merged[key] = _merge(known, value, source, f"{path}{key}.")
-        elif key in merged and AUTO not in (known, value) and known != value:
-            raise ValueError(
-                f"{source} has {path}{key} {json.dumps(value)}, and the job has {json.dumps(known)}; "
-                "remove one of them or make them the same"
-            )
-        elif key not in merged or known == AUTO:
-            merged[key] = value
-    return merged
-
-
-def _without_auto(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_auto(value) if isinstance(value, Mapping) else value
-        for key, value in config.items()
-        if value != AUTO
-    }
-
-
 def _refuse_unsupported(user: dict[str, Any]) -> None:
     for key, why in _REFUSED.items():
         section = user.get(key)
@@ -217,23 +149,3 @@ def _check_precision(user: dict[str, Any], config: EngineConfig) -> None:
         if enabled != (name == section):
             says = f"{section}.enabled {'true' if enabled else 'false'}"
             raise ValueError(f"the DeepSpeed JSON has {says}, and the job's precision is {name}; change one")
-
-
-def _check_zero(zero: dict[str, Any], config: EngineConfig) -> None:
-    stage = zero["stage"]
-    if stage not in (0, 1, 2, 3):
-        raise ValueError(f"deepspeed.zeroStage is {stage!r}; use 0, 1, 2 or 3")
-    if stage == 0 and config.precision is torch.float16:
-        raise ValueError("precision fp16 needs ZeRO stage 1, 2 or 3, not 0; raise zeroStage, or use bf16")
-    least = {"offload_optimizer": 1, "offload_param": 3}
-    for key, lowest in least.items():
-        section = zero.get(key) or {}
-        device = section.get("device", "none")
-        if device == "none":
-            continue
-        if device != "cpu" or section.get("ratio", 1.0) != 1.0:
-            raise ValueError(
-                f'the DeepSpeed JSON offloads {key} to {device!r}; checkpoints know "cpu" (ratio 1) alone'
-            )
-        if stage < lowest:
-            raise ValueError(f"{key} to the CPU needs ZeRO stage {lowest} or higher, not {stage}; raise zeroStage")
