@@ -101,6 +101,7 @@ class Workload:
     - sequence_length: tokens in a sample. None: activations are not estimated.
     - optimizer_slots: fp32 values that the optimizer keeps for each parameter; 2 for Adam.
     - fsdp_ranks: number of ranks over which FSDP2 shards; the other ranks are replicas. None: all.
+    - fsdp_keeps_gathered: whether FSDP2 keeps gathered parameters from forward to backward.
     - global_batch: samples of a step. None: those of one micro-batch of every rank.
     - built_in_place: whether the model is built in the memory that it is trained in, as on ranks that compute on the
       CPU, and not on the host.
@@ -116,6 +117,7 @@ class Workload:
     activation_checkpointing: bool = False
     optimizer_slots: int = 2
     fsdp_ranks: int | None = None
+    fsdp_keeps_gathered: bool = False
     global_batch: int | None = None
     built_in_place: bool = False
     zero_bucket: int | None = None
@@ -240,8 +242,10 @@ def _fsdp(workload: Workload, *, offload: bool = False) -> Estimate:
     _, trained = _shards(workload, num_shards)
     _, layers = workload.model.proportions()
     block = workload.model.num_parameters // layers
-    # Two gathered blocks, as the next one is prefetched, and one block's gradients, in fp32 and as computed.
-    gathered = block * (2 * compute + compute + _FP32) if num_shards > 1 else block * compute
+    # The whole model stays gathered, or two blocks are, as the next one is prefetched. One block's gradients exist in
+    # fp32 and as computed.
+    together = workload.model.num_parameters if workload.fsdp_keeps_gathered else block * min(num_shards, 2)
+    gathered = together * compute + (block * (compute + _FP32) if num_shards > 1 else 0)
     kept = (-(-workload.model.kept // num_shards), _FP32 * trained, _FP32 * workload.optimizer_slots * trained)
     parameters, gradients, optimizer = kept
     if offload:

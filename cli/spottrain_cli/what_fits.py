@@ -55,6 +55,7 @@ class PlannedJob:
             sequence_length=self.sequence_length,
             activation_checkpointing=spec.activation_checkpointing,
             fsdp_ranks=spec.processes_per_node if spec.fsdp.sharding is Sharding.HYBRID else None,
+            fsdp_keeps_gathered=not spec.fsdp.reshard_after_forward,
             global_batch=spec.batch.global_,
             zero_bucket=deepspeed_json.named_size(deepspeed, deepspeed_json.BUCKET),
             zero_live=deepspeed_json.named_size(deepspeed, deepspeed_json.LIVE),

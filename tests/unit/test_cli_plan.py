@@ -14,6 +14,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from spottrain_api.memory_estimate import GIB
 from spottrain_cli.job_view import UserError
 from spottrain_cli.main import main
 from spottrain_cli.model_facts import count, of_config, read_config, size
@@ -332,6 +333,17 @@ def test_sizes_in_a_deepspeed_json_count(key: str, size: float, strategy: str, g
         return float(row.removeprefix(strategy).split()[4])
 
     assert working(**{key: size}) - working() == pytest.approx(gib, abs=0.11)
+
+
+def test_parameters_that_fsdp_keeps_gathered_count(tmp_path: Path) -> None:
+    arguments = ("--parameters", "7B", "--accelerator-memory", "80GiB", "--sequence-length", "2048")
+
+    def working(reshard: bool) -> float:
+        result = run(tmp_path, *arguments, strategy="fsdp", fsdp={"reshardAfterForward": reshard})
+        return float(rows_of(result.output)["fsdp"].split()[5])
+
+    assert working(True) < 4
+    assert working(False) > 7e9 * 2 / GIB
 
 
 @pytest.mark.parametrize(

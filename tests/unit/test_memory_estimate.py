@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,6 +54,18 @@ def test_offload_leaves_gradients_on_the_device_until_replicas_reduce_them() -> 
     assert several[OFFLOADED].step - one[OFFLOADED].step == 10**9
     assert several[OFFLOADED].host == one[OFFLOADED].host
     assert by_name(workload(1.0, global_batch=64))[OFFLOADED].gradients == 0
+
+
+@pytest.mark.parametrize("world_size", [1, 8])
+def test_parameters_that_fsdp_keeps_gathered_count_whole(world_size: int) -> None:
+    """Otherwise there are two blocks of them, or one if there is nothing to gather."""
+    usual = workload(1.0, world_size=world_size)
+    kept = replace(usual, fsdp_keeps_gathered=True)
+    _, layers = usual.model.proportions()
+    block = usual.model.num_parameters // layers
+    for name in ("fsdp", OFFLOADED):
+        more = by_name(kept)[name].buffers - by_name(usual)[name].buffers
+        assert more == usual.compute_bytes * (usual.model.num_parameters - block * min(world_size, 2))
 
 
 def test_activations_grow_with_tokens_and_shrink_when_they_are_computed_again() -> None:

@@ -124,6 +124,16 @@ def test_the_sizes_of_a_deepspeed_json_count() -> None:
         working({"reduce_bucket_size": True})
 
 
+def test_parameters_that_fsdp_keeps_gathered_count() -> None:
+    def working(reshard_after_forward: bool) -> int:
+        machine = Machine(accelerator_bytes=48 * GIB, host_bytes=256 * GIB, has_deepspeed=False)
+        choice = choose(machine, fsdp=FsdpConfig(reshard_after_forward=reshard_after_forward))
+        assert choice.strategy == "fsdp", choice.reason
+        return choice.memory.working
+
+    assert working(False) > 4 * facts_of(large_model()).num_parameters > working(True)
+
+
 def typed(*dtypes: torch.dtype) -> nn.Module:
     return nn.ParameterList(torch.ones(2, dtype=dtype) for dtype in dtypes)
 

@@ -86,6 +86,7 @@ def choose_automatically(
         sequence_length=tokens_per_sample,
         activation_checkpointing=activation_checkpointing,
         fsdp_ranks=config.local_world_size if config.fsdp.sharding == HYBRID else None,
+        fsdp_keeps_gathered=not config.fsdp.reshard_after_forward,
         global_batch=config.plan.global_batch,
         built_in_place=machine.accelerator_bytes is None or any(each.is_cuda for each in model.parameters()),
         zero_bucket=named_size(user, BUCKET),
