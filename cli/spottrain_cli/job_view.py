@@ -159,13 +159,18 @@ class JobReader:
     def __init__(self, kubeconfig: str | None = None, namespace: str | None = None) -> None:
         # The import takes half a second, and only the commands that read a job need it.
         from kubernetes import client, config
+        from kubernetes.config.kube_config import KubeConfigMerger
         from yaml import YAMLError
 
         path = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
         try:
-            self._client: Any = config.new_client_from_config(config_file=path)
-            _, active = config.list_kube_config_contexts(config_file=path)
-            self.namespace: str = namespace or active["context"].get("namespace") or "default"
+            merged = KubeConfigMerger(path)
+            # Of several files, the client takes the last one's, and kubectl the first one that is not empty.
+            named = (file.get("current-context") for file in merged.config_files.values())
+            context = next(filter(None, named), None)
+            self._client: Any = config.new_client_from_config(config_file=path, context=context)
+            active = merged.config["contexts"].get_with_name(context)["context"]
+            self.namespace: str = namespace or active.safe_get("namespace") or "default"
         except (config.ConfigException, YAMLError, OSError, ValueError, AttributeError, TypeError) as error:
             # The client walks through what it has parsed: of a text or a list, it misses methods.
             said = getattr(error, "strerror", None) or " ".join(str(error).split())

@@ -86,6 +86,30 @@ def test_an_empty_kubeconfig_variable_counts_as_unset(tmp_path: Path, monkeypatc
         JobReader()
 
 
+@pytest.mark.parametrize("files", ["named:other", "named:empty", "empty:named:other"])
+def test_the_first_kubeconfig_that_names_a_context_chooses_the_cluster(
+    files: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As kubectl does it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", files)
+    paths: list[str] = []
+
+    def notes(path: str) -> tuple[int, dict[str, Any]]:
+        paths.append(path)
+        return answer(path)
+
+    with answering_server(tmp_path, notes, namespace="team-a") as kubeconfig:
+        kubeconfig.rename("named")
+        context = "contexts: [{name: o, context: {cluster: c, namespace: other}}]"
+        Path("other").write_text(f"{context}\ncurrent-context: o")
+        Path("empty").write_text(f"{context}\ncurrent-context: ''")
+        reader = JobReader()
+        reader.jobs(reader.namespace)
+    assert reader.namespace == "team-a"
+    assert "/namespaces/team-a/" in paths[0]
+
+
 @pytest.mark.parametrize("command", [("status", "gpt", "--watch"), ("logs", "gpt")], ids=["status", "logs"])
 def test_a_job_is_watched_over_an_outage_of_the_api_server(command: tuple[str, ...], tmp_path: Path) -> None:
     asked: list[str] = []
