@@ -27,10 +27,11 @@ def answering_server(folder: Path, answers: Answers, *, namespace: str | None = 
         def do_GET(self) -> None:
             status, answer = answers(self.path)
             body = answer if isinstance(answer, str) else json.dumps(answer)
-            self.send_response(status)
-            self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
-            self.end_headers()
-            self.wfile.write(body.encode())
+            with contextlib.suppress(ConnectionError):  # the client may have gone
+                self.send_response(status)
+                self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
+                self.end_headers()
+                self.wfile.write(body.encode())
 
         def log_message(self, format: str, *args: object) -> None:
             pass

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from urllib3 import Retry
 from urllib3.exceptions import HTTPError
 
 from spottrain_api.contract import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB_UID, PLURAL, TRAINER_CONTAINER, VERSION
@@ -25,6 +26,9 @@ from spottrain_api.wording import listed, printable
 UNSEEN_SECONDS = 10.0
 # An API server that restarts, or elects its store's leader, is back in less.
 OUTAGE_SECONDS = 60.0
+CONNECT_SECONDS = 5.0
+# An API server that has said nothing for so long does not answer.
+READ_SECONDS = 30.0
 
 NO_CRDS = (
     "The cluster does not know TrainingJobs: the chart is not installed (docs/tutorial/cluster.md), or KUBECONFIG "
@@ -168,7 +172,10 @@ class JobReader:
             # Of several files, the client takes the last one's, and kubectl the first one that is not empty.
             named = (file.get("current-context") for file in merged.config_files.values())
             context = next(filter(None, named), None)
-            self._client: Any = config.new_client_from_config(config_file=path, context=context)
+            settings: Any = client.Configuration()
+            settings.retries = Retry(3, read=0)  # `answers` tries again, and says so
+            config.load_kube_config(config_file=path, context=context, client_configuration=settings)
+            self._client: Any = client.ApiClient(settings)
             active = merged.config["contexts"].get_with_name(context)["context"]
             self.namespace: str = namespace or active.safe_get("namespace") or "default"
         except (config.ConfigException, YAMLError, OSError, ValueError, AttributeError, TypeError) as error:
@@ -184,6 +191,7 @@ class JobReader:
         # Typed, they give `object` for what is JSON, and every field of a pod may be None.
         self._objects: Any = client.CustomObjectsApi(self._client)
         self._core: Any = client.CoreV1Api(self._client)
+        self._patience = {"_request_timeout": (CONNECT_SECONDS, READ_SECONDS)}
 
     def jobs(self, namespace: str | None) -> list[JobSnapshot]:
         """Read all jobs of a namespace, or of all namespaces if it is None.
@@ -192,9 +200,11 @@ class JobReader:
         """
         with _sentences(missing=NO_CRDS):
             if namespace is None:
-                found = self._objects.list_cluster_custom_object(GROUP, VERSION, PLURAL)
+                found = self._objects.list_cluster_custom_object(GROUP, VERSION, PLURAL, **self._patience)
             else:
-                found = self._objects.list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL)
+                found = self._objects.list_namespaced_custom_object(
+                    GROUP, VERSION, namespace, PLURAL, **self._patience
+                )
         return sorted((_snapshot(job) for job in _object(found)["items"]), key=lambda job: (job.namespace, job.name))
 
     def read(self, namespace: str, name: str, *, with_history: bool = False) -> JobSnapshot:
@@ -259,7 +269,9 @@ class JobReader:
 
     def _job(self, namespace: str, name: str) -> dict[str, Any]:
         with _sentences(missing=_missing(namespace, name)):
-            return _object(self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name))
+            return _object(
+                self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name, **self._patience)
+            )
 
     def _log(self, namespace: str, pod: str, since: datetime | None) -> Any:
         """Open the log of a trainer pod.
@@ -278,14 +290,17 @@ class JobReader:
             query_params=[*query.items()],
             auth_settings=["BearerToken"],
         )
-        answer = self._client.call_api(*request)
+        # A script may print nothing for hours.
+        answer = self._client.call_api(*request, _request_timeout=(CONNECT_SECONDS, None))
         if answer.status != 200:
             answer.read()
             raise ApiException(http_resp=answer)
         return answer.response
 
     def _pods(self, namespace: str, uid: str) -> tuple[PodSummary, ...]:
-        pods = self._core.list_namespaced_pod(namespace, label_selector=f"{LABEL_JOB_UID}={uid}").items
+        pods = self._core.list_namespaced_pod(
+            namespace, label_selector=f"{LABEL_JOB_UID}={uid}", **self._patience
+        ).items
         return tuple(
             PodSummary(
                 name=pod.metadata.name,
@@ -297,7 +312,9 @@ class JobReader:
         )
 
     def _events(self, namespace: str, uid: str) -> tuple[EventSummary, ...]:
-        events = self._core.list_namespaced_event(namespace, field_selector=f"involvedObject.uid={uid}").items
+        events = self._core.list_namespaced_event(
+            namespace, field_selector=f"involvedObject.uid={uid}", **self._patience
+        ).items
         summaries = [
             EventSummary(
                 at=event.event_time or event.last_timestamp or event.metadata.creation_timestamp,
@@ -312,7 +329,9 @@ class JobReader:
     def _history(self, namespace: str, name: str, uid: str) -> tuple[HistoryPoint, ...]:
         try:
             with _sentences(missing=f"{name} has no history yet."):
-                stored = self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, HISTORY_PLURAL, name)
+                stored = self._objects.get_namespaced_custom_object(
+                    GROUP, VERSION, namespace, HISTORY_PLURAL, name, **self._patience
+                )
         except NotThere:
             return ()
         if all(owner["uid"] != uid for owner in stored["metadata"].get("ownerReferences", ())):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -16,6 +18,9 @@ from answering_server import Answers, answering_server
 from spottrain_cli import job_view
 from spottrain_cli.job_view import JobReader, NotThere, Unanswered, UserError
 from spottrain_cli.main import main
+
+# Requests that are never answered end after it, if the client does not end them.
+PATIENCE_SECONDS = 10.0
 
 JOB: dict[str, Any] = {
     "metadata": {"namespace": "default", "name": "gpt", "uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
@@ -124,6 +129,57 @@ def test_a_job_is_watched_over_an_outage_of_the_api_server(command: tuple[str, .
     assert result.exit_code == 0
     assert result.output.count("can't answer now: the leader of etcd changes (503)") == 1
     assert result.output.count("Trying again for 60 s.") == 1
+
+
+@pytest.mark.parametrize(
+    ("silent", "command"),
+    [
+        ("/trainingjobs", "status -A"),
+        ("/trainingjobs", "status"),
+        ("/gpt", "logs gpt"),
+        ("/pods", "status gpt"),
+        ("/events", "status gpt"),
+        ("/trainingjobhistories/gpt", "report gpt"),
+    ],
+)
+def test_an_api_server_that_is_silent_does_not_answer(
+    silent: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_view, "READ_SECONDS", 0.2)
+    ended = threading.Event()
+
+    def says_nothing(url: str) -> tuple[int, dict[str, Any]]:
+        path = urlsplit(url).path
+        if path.endswith(silent):
+            ended.wait(PATIENCE_SECONDS)
+        return answer(path, "Succeeded")
+
+    try:
+        result = spottrain(tmp_path, says_nothing, *command.split())
+    finally:
+        ended.set()
+    assert result.exit_code == 1
+    assert "The API server does not answer (" in result.output
+    assert "Check that the cluster runs" in result.output
+
+
+def test_a_log_may_be_silent_for_longer_than_an_api_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_view, "READ_SECONDS", 0.2)
+    asked, other_timed_out = threading.Event(), threading.Event()
+
+    def says_nothing(url: str) -> tuple[int, dict[str, Any] | str]:
+        asked.set()
+        assert other_timed_out.wait(PATIENCE_SECONDS)
+        return (200, "2026-01-01T00:00:01Z step 1\n") if "/log" in url else answer(url)
+
+    with answering_server(tmp_path, says_nothing) as kubeconfig, ThreadPoolExecutor() as pool:
+        log = pool.submit(lambda: [*JobReader(str(kubeconfig)).log_lines("default", "gpt-1", None)])
+        assert asked.wait(PATIENCE_SECONDS)
+        with pytest.raises(Unanswered):
+            JobReader(str(kubeconfig)).jobs(None)
+        other_timed_out.set()
+        [(_, line)] = log.result()
+    assert line == "step 1"
 
 
 @pytest.mark.parametrize(
