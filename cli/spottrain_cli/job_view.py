@@ -11,7 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from urllib3 import Retry
 from urllib3.exceptions import HTTPError
@@ -175,6 +178,9 @@ class JobReader:
             settings: Any = client.Configuration()
             settings.retries = Retry(3, read=0)  # `answers` tries again, and says so
             config.load_kube_config(config_file=path, context=context, client_configuration=settings)
+            # kubectl asks the environment's proxy for no address of this machine. The kubeconfig's own stays.
+            if _is_loopback(settings.host) and settings.proxy in getproxies().values():
+                settings.proxy = None
             self._client: Any = client.ApiClient(settings)
             active = merged.config["contexts"].get_with_name(context)["context"]
             self.namespace: str = namespace or active.safe_get("namespace") or "default"
@@ -381,6 +387,13 @@ def _object(answer: Any) -> dict[str, Any]:
             "proxy before it wants a new login."
         )
     return answer
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    with contextlib.suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _said(error: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from kubernetes.config import kube_config
 
@@ -113,6 +114,24 @@ def test_the_first_kubeconfig_that_names_a_context_chooses_the_cluster(
         reader.jobs(reader.namespace)
     assert reader.namespace == "team-a"
     assert "/namespaces/team-a/" in paths[0]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_cluster_on_this_machine_needs_no_proxy_of_the_environment(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for kubectl. A proxy that the kubeconfig names is asked, as for a tunnel."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with answering_server(tmp_path, answer) as kubeconfig:
+        content = yaml.safe_load(kubeconfig.read_text().replace("127.0.0.1", host))
+        kubeconfig.write_text(yaml.safe_dump(content))
+        assert JobReader(str(kubeconfig)).jobs(None) == []
+        content["clusters"][0]["cluster"]["proxy-url"] = "http://127.0.0.1:10"
+        kubeconfig.write_text(yaml.safe_dump(content))
+        with pytest.raises(Unanswered, match="proxy"):
+            JobReader(str(kubeconfig)).jobs(None)
 
 
 @pytest.mark.parametrize("command", [("status", "gpt", "--watch"), ("logs", "gpt")], ids=["status", "logs"])

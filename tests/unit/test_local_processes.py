@@ -320,6 +320,29 @@ def test_mistakes_at_the_command_line(
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("settings", "without"),
+    [
+        ({}, None),
+        ({"http_proxy": "http://proxy:3128"}, "127.0.0.1"),
+        ({"http_proxy": "http://proxy:3128", "NO_PROXY": ".corp, 10.0.0.1"}, "'127.0.0.1,.corp, 10.0.0.1'"),
+        ({"http_proxy": "http://proxy:3128", "no_proxy": "127.0.0.1"}, None),
+    ],
+    ids=["no proxy", "proxy", "others without", "already without"],
+)
+def test_the_store_is_reached_without_a_proxy(
+    settings: dict[str, str], without: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "no_proxy"):
+        for each in (name, name.upper()):
+            monkeypatch.delenv(each, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(Cluster, "running_status", lambda _: {"store": {"AWS_REGION": "us-east-1"}})
+    lines = CliRunner().invoke(local, ["store"]).output.splitlines()
+    assert lines == ["export AWS_REGION=us-east-1", *([f"export no_proxy={without}"] if without else [])]
+
+
 def test_down_of_what_does_not_run_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTTRAIN_LOCAL_HOME", str(tmp_path))
     result = CliRunner().invoke(local, ["down"])
