@@ -43,10 +43,15 @@ class Choice:
     remedy: str = ""
 
 
+def usable_share(workload: Workload) -> float:
+    """Share of an accelerator's memory that an estimate may take."""
+    unknown = UNKNOWN_ACTIVATIONS if workload.sequence_length is None else 0.0
+    return USABLE * (1 - unknown)
+
+
 def usable_bytes(workload: Workload, memory: Memory) -> int:
     """Bytes of an accelerator that an estimate may take."""
-    unknown = UNKNOWN_ACTIVATIONS if workload.sequence_length is None else 0.0
-    return int(memory.accelerator_bytes * USABLE * (1 - unknown))
+    return int(memory.accelerator_bytes * usable_share(workload))
 
 
 def fits(estimate: Estimate, workload: Workload, memory: Memory) -> bool:

@@ -20,7 +20,7 @@ from spottrain_api.contract import KIND
 from spottrain_api.deepspeed_json import user_json, zero_optimization
 from spottrain_api.memory_estimate import DEEPSPEED, GIB, RUNTIME_BYTES, Estimate, ModelFacts, estimates, in_gib
 from spottrain_api.mistakes import mistakes
-from spottrain_api.strategy_choice import USABLE, Choice, fits, usable_bytes
+from spottrain_api.strategy_choice import Choice, fits, usable_bytes, usable_share
 from spottrain_api.v1alpha1 import Strategy, TrainingJobSpec
 from spottrain_api.wording import counted
 from spottrain_cli.job_view import UserError
@@ -226,10 +226,11 @@ def _advice(training: PlannedJob, lacking: Choice) -> str:
     changed, processes = smallest_change(training), training.spec.processes_per_node
     if changed is None:
         least = lacking.estimate
+        accelerator = int(least.total / usable_share(training.workload()))
         return (
             "None of these changes makes it fit: a smaller batch.micro, activationCheckpointing, precision bf16, "
             f"{max(MOST_NODES, training.spec.nodes.max)} nodes, fewer processesPerNode. As it is, it needs "
-            f"accelerators of {in_gib(int(least.total / USABLE))} and nodes of {in_gib(least.host * processes)}."
+            f"accelerators of {in_gib(accelerator)} and nodes of {in_gib(least.host * processes)}."
         )
     fields = " and ".join(differences(training.spec, changed.spec))
     fitting, num_ranks = changed.named().estimate, changed.workload().world_size

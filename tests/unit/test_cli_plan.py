@@ -284,6 +284,19 @@ def test_if_no_change_helps_it_is_said(tmp_path: Path) -> None:
     assert "The smallest change" not in output
 
 
+@pytest.mark.parametrize("known", [("--sequence-length", "2048"), ()], ids=["known", "unknown"])
+def test_accelerators_of_the_size_that_it_needs_are_enough(known: tuple[str, ...], tmp_path: Path) -> None:
+    def said(memory: float) -> str:
+        arguments = ("--parameters", "10T", "--accelerator-memory", f"{memory}GiB", *known)
+        return in_one_line(run(tmp_path, *arguments, strategy="fsdp").output)
+
+    before, _, after = said(80).partition("it needs accelerators of ")
+    assert "It does not fit" in before
+    needed = float(after.split()[0].replace(",", ""))
+    assert "It does not fit" not in said(needed + 0.1)  # it is rounded
+    assert "It does not fit" in said(needed - 0.1)
+
+
 def test_a_strategy_that_the_job_names_is_judged(tmp_path: Path) -> None:
     arguments = ("--parameters", "7B", "--accelerator-memory", "80GiB", "--sequence-length", "2048")
     assert "The smallest change" not in run(tmp_path, *arguments, strategy="fsdp").output
