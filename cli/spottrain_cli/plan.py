@@ -25,6 +25,7 @@ from spottrain_api.v1alpha1 import Strategy, TrainingJobSpec
 from spottrain_api.wording import counted
 from spottrain_cli.job_view import UserError
 from spottrain_cli.model_facts import count, read_config, size
+from spottrain_cli.refusals import refusals
 from spottrain_cli.what_fits import MOST_NODES, Hardware, PlannedJob, differences, smallest_change
 
 # Columns of a terminal in which any table fits, for measuring.
@@ -96,8 +97,8 @@ def read_job(file: IO[str]) -> tuple[str, TrainingJobSpec]:
         spec = TrainingJobSpec.model_validate(jobs[0].get("spec"))
     except ValidationError as error:
         raise UserError(f"The job in {file.name} is invalid. {mistakes(error, 'spec')}") from error
-    if spec.nodes.min > spec.nodes.max:
-        raise UserError("nodes.min is larger than nodes.max. Lower nodes.min or raise nodes.max.")
+    if refused := refusals(spec):
+        raise UserError(f"The job in {file.name} is invalid. {' '.join(f'{each}.' for each in refused)}")
     try:
         user = user_json(spec.deepspeed.config)
         if spec.strategy is Strategy.DEEPSPEED:

@@ -12,6 +12,7 @@ from spottrain_api import deepspeed_json
 from spottrain_api.memory_estimate import DDP, DEEPSPEED, FSDP, Estimate, ModelFacts, Workload
 from spottrain_api.strategy_choice import Choice, Memory, choose_strategy
 from spottrain_api.v1alpha1 import Precision, Sharding, Strategy, TrainingJobSpec
+from spottrain_cli.refusals import refusals
 
 # Largest number of nodes that is tried, unless the job has more.
 MOST_NODES = 64
@@ -132,9 +133,10 @@ class PlannedJob:
 def smallest_change(training: PlannedJob) -> PlannedJob | None:
     """Return the first change that makes the job fit, or None.
 
-    Changes that alter the run least come first.
+    Changes that alter the run least come first. Those that the API server refuses are left out.
     """
-    return next((changed for changed in _changes(training) if changed.named().fits), None)
+    allowed = (changed for changed in _changes(training) if not refusals(changed.spec))
+    return next((changed for changed in allowed if changed.named().fits), None)
 
 
 def differences(before: TrainingJobSpec, after: TrainingJobSpec) -> list[str]:
@@ -192,14 +194,10 @@ def _smaller_batches(training: PlannedJob) -> Iterator[PlannedJob]:
 
 
 def _more_nodes(training: PlannedJob) -> Iterator[PlannedJob]:
-    """Add nodes as long as every rank has a sample."""
-    spec = training.spec
-    with_samples = spec.batch.global_ // spec.processes_per_node
-    most = min(max(MOST_NODES, spec.nodes.max), with_samples)
-    return (training.with_nodes(number) for number in range(spec.nodes.min + 1, most + 1))
+    nodes = training.spec.nodes
+    return (training.with_nodes(number) for number in range(nodes.min + 1, max(MOST_NODES, nodes.max) + 1))
 
 
 def _fewer_processes(training: PlannedJob) -> Iterator[PlannedJob]:
     """Leave each rank a larger share of the node's memory."""
-    least = 2 if training.spec.fsdp.sharding is Sharding.HYBRID else 1
-    return (training.with_processes(number) for number in range(training.spec.processes_per_node - 1, least - 1, -1))
+    return (training.with_processes(number) for number in range(training.spec.processes_per_node - 1, 0, -1))

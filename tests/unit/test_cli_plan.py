@@ -14,7 +14,10 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from spottrain_api.contract import DeepSpeedConfig
 from spottrain_api.memory_estimate import GIB
+from spottrain_api.settings import Batch
+from spottrain_api.v1alpha1 import Nodes, OnDemandCapacity, TrainingJobSpec
 from spottrain_cli.job_view import UserError
 from spottrain_cli.main import main
 from spottrain_cli.model_facts import count, of_config, read_config, size
@@ -95,7 +98,7 @@ def test_the_table_is_whole_in_a_terminal(parameters: str, columns: int, tmp_pat
     If there is no room, the parts of a step are left out.
     """
     arguments = ("--parameters", parameters, "--sequence-length", "2048", "--accelerator-memory", "80GiB")
-    result = run(tmp_path, *arguments, columns=columns, nodes={"min": 32, "max": 250})
+    result = run(tmp_path, *arguments, columns=columns, nodes={"min": 32, "max": 250}, batch={"global": 1000})
     assert result.exit_code == 0, result.output
     assert max(map(len, result.output.splitlines())) <= columns
     assert "…" not in result.output
@@ -251,9 +254,16 @@ def test_fewer_ranks_a_node_may_need_smaller_steps_as_well(tmp_path: Path) -> No
         pytest.param(
             ("--accelerator-memory", "16GiB"),
             {"strategy": "fsdp", "activationCheckpointing": True},
-            {"batch": {"global": 8, "micro": 1}},
+            {"batch": {"global": 8, "micro": 1}, "nodes": {"min": 2, "max": 2}},
             "nodes.min: 3 instead of 2",
             id="a sample for each rank",
+        ),
+        pytest.param(
+            ("--accelerator-memory", "16GiB"),
+            {"strategy": "fsdp", "activationCheckpointing": True},
+            {"capacity": {"onDemand": {"max": 1}, "spot": {"max": 1}}},
+            "nodes.min: 3 instead of 2",
+            id="nodes of its capacity",
         ),
         pytest.param(
             ("--accelerator-memory", "160GiB", "--host-memory", "30GiB"),
@@ -398,6 +408,34 @@ def test_bad_input_is_answered_by_a_sentence(
     assert result.exit_code == 1
     assert sentence in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"nodes": {"min": 4, "max": 2}},
+        {"nodes": {"min": 1, "max": 513}, "batch": {"global": 4096}},
+        {"capacity": {"onDemand": {"min": 3, "max": 2}}},
+        {"capacity": {"onDemand": {"min": 9}}},
+        {"capacity": {"onDemand": {"max": 1}, "spot": {"max": 0}}},
+        {"batch": {"global": 64, "micro": 65}},
+        {"batch": {"global": 31}},
+        {"precision": "fp16"},
+        {"strategy": "ddp", "fsdp": {"offload": True}},
+        {"strategy": "fsdp", "deepspeed": {"config": {"prescale_gradients": True}}},
+        {"fsdp": {"sharding": "hybrid"}, "processesPerNode": 1},
+        {"deepspeed": {"zeroStage": 0, "offloadOptimizer": True}},
+        {"deepspeed": {"offloadParameters": True}},
+    ],
+    ids=str,
+)
+def test_what_the_api_server_refuses_has_no_plan(spec: dict[str, Any], tmp_path: Path) -> None:
+    """The sentence is that of the CRD."""
+    result = run(tmp_path, "--parameters", "7B", "--accelerator-memory", "80GiB", **spec)
+    assert result.exit_code == 1
+    said = in_one_line(result.output).partition(" is invalid. ")[2].removesuffix(".")
+    models = (Nodes, OnDemandCapacity, Batch, DeepSpeedConfig, TrainingJobSpec)
+    assert said in {message for model in models for _, message in model.cel_rules}
 
 
 @pytest.mark.parametrize("metadata", [None, ["llm"], {"name": None}])

@@ -1,0 +1,54 @@
+"""What the API server refuses about the fields that a plan reads, found without one."""
+
+from __future__ import annotations
+
+from spottrain_api.contract import DeepSpeedConfig, FsdpConfig
+from spottrain_api.v1alpha1 import MAX_MEMBERS, Precision, Sharding, Strategy, TrainingJobSpec
+
+
+def refusals(spec: TrainingJobSpec) -> list[str]:
+    """Return the messages of the CRD's rules that a job breaks.
+
+    The rules themselves are in CEL (`cel_rules` of the models). These are the ones between fields that a plan reads.
+    """
+    nodes, batch, deepspeed = spec.nodes, spec.batch, spec.deepspeed
+    on_demand, spot = spec.capacity.on_demand, spec.capacity.spot
+    idle = {
+        Strategy.FSDP: spec.fsdp != FsdpConfig(),
+        Strategy.DEEPSPEED: deepspeed != DeepSpeedConfig(),
+    }
+    rules = {
+        "nodes.min is larger than nodes.max; lower min or raise max": nodes.min > nodes.max,
+        f"nodes.max is above {MAX_MEMBERS}, the most that one job can have; lower it": nodes.max > MAX_MEMBERS,
+        "capacity.onDemand.min is larger than capacity.onDemand.max; lower min or raise max": (
+            on_demand.max is not None and on_demand.min > on_demand.max
+        ),
+        "capacity.onDemand.min is larger than nodes.max; lower the on-demand floor or raise nodes.max": (
+            on_demand.min > nodes.max
+        ),
+        "capacity.onDemand.max and capacity.spot.max together are less than nodes.min; raise one of them": (
+            on_demand.max is not None and spot.max is not None and on_demand.max + spot.max < nodes.min
+        ),
+        "batch.micro is larger than batch.global; lower micro or raise global": batch.micro > batch.global_,
+        "batch.global is below the largest world size (nodes.max times processesPerNode), which leaves a rank "
+        "without a sample; raise batch.global or lower nodes.max": batch.global_
+        < nodes.max * spec.processes_per_node,
+        "precision fp16 needs the strategy deepspeed, which scales the loss; set that strategy, or use bf16": (
+            spec.precision is Precision.FP16 and spec.strategy is not Strategy.DEEPSPEED
+        ),
+        **{
+            f"{strategy.value} holds settings that have no effect with this strategy; remove them, or set strategy "
+            f"{strategy.value} or auto": is_set and spec.strategy not in (Strategy.AUTO, strategy)
+            for strategy, is_set in idle.items()
+        },
+        "fsdp.sharding hybrid shards over the ranks of a node, but processesPerNode is 1; raise it, or use full": (
+            spec.fsdp.sharding is Sharding.HYBRID and spec.processes_per_node == 1
+        ),
+        "deepspeed.offloadOptimizer needs zeroStage 1, 2 or 3; raise it, or don't offload": (
+            deepspeed.offload_optimizer and deepspeed.zero_stage == 0
+        ),
+        "deepspeed.offloadParameters needs zeroStage 3; set it, or don't offload": (
+            deepspeed.offload_parameters and deepspeed.zero_stage != 3
+        ),
+    }
+    return [message for message, is_broken in rules.items() if is_broken]
