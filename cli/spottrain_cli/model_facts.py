@@ -29,9 +29,12 @@ def count(text: str) -> int:
     """Parse a number of parameters: 7B, 350M, 124439808.
 
     Raises:
-        UserError: The text is not a number with such a unit.
+        UserError: The text is not a number with such a unit, or less than 1.
     """
-    return round(_measured(text, _COUNT_UNITS, "7B, 350M or 124439808"))
+    found = round(_measured(text, _COUNT_UNITS, "7B, 350M or 124439808"))
+    if found < 1:
+        raise UserError(f"{text!r} is less than one parameter. Give the unit, as in 7B.")
+    return found
 
 
 def size(text: str) -> int:

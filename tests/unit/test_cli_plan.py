@@ -375,6 +375,7 @@ def test_parameters_that_fsdp_keeps_gathered_count(tmp_path: Path) -> None:
         ((), {}, "The size of the model is missing. Give --parameters, such as 7B, or --config"),
         (("--parameters", "many"), {}, "'many' is not a size. Write it like 7B, 350M or 124439808."),
         (("--parameters", "0"), {}, "'0' is not a size"),
+        (("--parameters", "0.4"), {}, "'0.4' is less than one parameter. Give the unit, as in 7B."),
         (("--parameters", "1e400"), {}, "'1e400' is not a size"),
         (("--parameters", "1e300T"), {}, "'1e300T' is not a size"),
         (("--parameters", "7B", "--host-memory", "80"), {}, "'80' is less than a MiB. Give the unit, as in 80GiB"),
