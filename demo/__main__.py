@@ -91,12 +91,16 @@ def save_view(course: Course, path: Path) -> None:
         console.save_svg(str(path), title="spottrain status gpt --watch")
 
 
+def save_report(job: JobSnapshot, path: Path) -> None:
+    path.write_text(html_report(job, now()), encoding="utf-8")
+
+
 def write_manifest(folder: Path) -> Path:
     """Write the example's manifest with one more environment variable.
 
     With the variable, the ranks record their samples.
     """
-    manifest = yaml.safe_load((checkout_root() / "examples" / "gpt" / "trainingjob.yaml").read_text())
+    manifest = yaml.safe_load((checkout_root() / "examples" / "gpt" / "trainingjob.yaml").read_text(encoding="utf-8"))
     manifest["spec"].setdefault("env", []).append({"name": ENV_AUDIT_DIR, "value": str(folder / "audit")})
     path = folder / "trainingjob.yaml"
     path.write_text(yaml.safe_dump(manifest, sort_keys=False))
@@ -162,7 +166,7 @@ def _demo(cluster: DemoCluster, out: Path, console: Console) -> int:
     print_result(course, job, audit, console)
     save_view(course, out / "live-view.svg")
     report = out / "report.html"
-    report.write_text(html_report(job, now()))
+    save_report(job, report)
     console.print(f"Report: {report}")
     problems = verdict(course, job, audit)
     for problem in problems:

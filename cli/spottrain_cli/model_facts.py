@@ -64,7 +64,7 @@ def read_config(path: Path) -> ModelFacts:
         UserError: The file is not such a config, or lacks a dimension.
     """
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}. Give the config.json of the model.") from error
     if isinstance(config, dict):

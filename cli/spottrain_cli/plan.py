@@ -33,7 +33,7 @@ WIDE = 1000
 
 
 @click.command("plan")
-@click.argument("file", type=click.File())
+@click.argument("file", type=click.File(encoding="utf-8"))
 @click.option("--parameters", metavar="COUNT", help="Number of parameters of the model, such as 7B.")
 @click.option(
     "--config", type=click.Path(path_type=Path), help="Path of the model's config.json, in Hugging Face's form."

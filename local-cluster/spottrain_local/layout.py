@@ -137,6 +137,6 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o600) -> None:
     """Replace a file so that a reader sees either the old or the new text."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "w") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     temporary.replace(path)

@@ -64,7 +64,7 @@ class Message(BaseModel):
         """
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            temporary.write_text(self.to_json())
+            temporary.write_text(self.to_json(), encoding="utf-8")
             temporary.replace(path)
         except OSError:
             temporary.unlink(missing_ok=True)
