@@ -123,6 +123,46 @@ def schedule_of_groups(optimizer: Optimizer) -> LRScheduler:
     return LambdaLR(optimizer, [lambda step: 0.9**step] * 3)
 
 
+class HalfMomentum(Optimizer):
+    """Its momentum is bf16, whatever the weights are, as of AnyPrecisionAdamW."""
+
+    def __init__(self, weights: Iterator[nn.Parameter], lr: float) -> None:
+        super().__init__(weights, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    zero = torch.zeros_like(weight, dtype=torch.bfloat16)
+                    moments = self.state[weight].setdefault("moments", {"first": zero})
+                    moments["first"].mul_(0.9).add_(weight.grad.to(torch.bfloat16), alpha=0.1)
+                    weight.add_(moments["first"].to(weight.dtype), alpha=-group["lr"])
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        (torch.optim.NAdam, torch.bfloat16),
+        (torch.optim.NAdam, torch.float64),
+        (torch.optim.ASGD, torch.bfloat16),
+        (torch.optim.ASGD, torch.float64),
+        (HalfMomentum, torch.float32),
+    ],
+)
+def test_a_state_of_another_type_than_its_parameter_keeps_it(
+    kind: Callable[..., Optimizer], dtype: torch.dtype, strategy: str, tmp_path: Path
+) -> None:
+    def run(uri: str, last: int) -> torch.Tensor:
+        return train(uri, None, last, strategy, make=lambda weights: kind(weights, lr=0.01), dtype=dtype)
+
+    whole = run(f"file://{tmp_path}/whole", STEPS)
+    for last in (STEPS // 3, STEPS // 2):
+        run(f"file://{tmp_path}/parts", last)
+    assert torch.equal(run(f"file://{tmp_path}/parts", STEPS), whole)
+
+
 class Averages(Optimizer):
     """Its steps are numbers, as of Hugging Face's Adafactor.
 

@@ -88,6 +88,27 @@ def load_named_state(model: nn.Module, optimizer: Optimizer, state: dict[str, An
     optimizer.param_groups = [next(loaded) if group["params"] else group for group in groups]
     for parameter in unused:
         del optimizer.state[parameter]
+    _undo_casts(model, optimizer, state["optimizer"])
+
+
+def _undo_casts(model: nn.Module, optimizer: Optimizer, loaded: dict[str, Any]) -> None:
+    """Put loaded tensors back that torch has cast to the type of their parameter.
+
+    An optimizer chooses the types of its state. A commit with other types does not fit its next resume.
+    """
+    cast = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
+    as_loaded = {
+        id(value): loaded[name]
+        for name, value in cast.items()
+        if isinstance(value, torch.Tensor) and getattr(loaded.get(name), "dtype", value.dtype) != value.dtype
+    }
+    states = list(optimizer.state.values())
+    for values in states:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                states.append(value)
+            else:
+                values[key] = as_loaded.get(id(value), value)
 
 
 def zeros_for_unused(model: nn.Module) -> None:
