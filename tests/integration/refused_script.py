@@ -52,6 +52,11 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters())
 
 
+def with_loss(model: nn.Module) -> torch.optim.Optimizer:
+    """As for a loss with weights of its own."""
+    return torch.optim.AdamW([*model.parameters(), *nn.Linear(2, 2).parameters()])
+
+
 def on_meta() -> nn.Module:
     with torch.device("meta"):
         return plain()
@@ -101,6 +106,7 @@ PREPARED: dict[str, Callable[[], Given]] = {
     "sparse": lambda: {"model": sparse(), "optimizer": sgd},
     "sparse bag": lambda: {"model": nn.Sequential(nn.EmbeddingBag(4, 2, sparse=True)), "optimizer": sgd},
     "closure": lambda: {"optimizer": lambda model: torch.optim.LBFGS(model.parameters())},
+    "loss": lambda: {"optimizer": with_loss},
     "optimizer made": lambda: {"optimizer": adamw(plain())},
     "optimizers": lambda: {"optimizer": lambda model: [adamw(model)]},
     "plateau": lambda: {"scheduler": ReduceLROnPlateau},
@@ -116,6 +122,7 @@ ADOPTED: dict[str, Callable[[], Given]] = {
     "not spread": lambda: {"spread": None},
     "sparse": lambda: {"model": sparse(), "optimizer": sgd},
     "closure": lambda: {"optimizer": lambda model: torch.optim.LBFGS(model.parameters())},
+    "loss": lambda: {"optimizer": with_loss},
     "plateau": lambda: {"scheduler": ReduceLROnPlateau},
 }
 

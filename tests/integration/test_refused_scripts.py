@@ -33,6 +33,7 @@ PREPARED = {
     "sparse": "the module 0 is an Embedding with sparse=True",
     "sparse bag": "the module 0 is an EmbeddingBag with sparse=True",
     "closure": "the optimizer LBFGS computes the loss again in its step",
+    "loss": "2 of the optimizer's parameters are not the model's",
     "optimizer made": "optimizer (AdamW) is not a function",
     "optimizers": "optimizer makes a list",
     "plateau": "the schedule ReduceLROnPlateau follows a metric",
@@ -40,7 +41,7 @@ PREPARED = {
     "scheduler made": "scheduler (StepLR) is not a function",
 }
 ADOPTED = {
-    **{name: PREPARED[name] for name in ("iterable", "data loader", "splits", "empty", "closure", "plateau")},
+    **{name: PREPARED[name] for name in ("iterable", "data loader", "splits", "empty", "closure", "loss", "plateau")},
     "meta": "0.weight is on the meta device",
     "tensor parallel": "the parameter 0.weight is spread over another dimension than data",
     "tensor and data parallel": "the parameter 0.weight is spread over another dimension than data",

@@ -150,14 +150,17 @@ def checked_optimizer(make: Callable[[nn.Module], Optimizer]) -> Callable[[nn.Mo
 
     def make_and_check(model: nn.Module) -> Optimizer:
         made = make(model)
-        check_optimizer(made)
+        check_optimizer(made, model)
         return made
 
     return make_and_check
 
 
-def check_optimizer(optimizer: Any) -> None:
-    """Refuse an optimizer that needs more than gradients in its step."""
+def check_optimizer(optimizer: Any, model: nn.Module) -> None:
+    """Refuse an optimizer that needs more than gradients in its step.
+
+    And one with parameters that `model`, as it is spread, does not have.
+    """
     kind = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         raise _refused(f"optimizer makes a {kind}; let it return one torch.optim.Optimizer, for all parameters")
@@ -165,6 +168,14 @@ def check_optimizer(optimizer: Any) -> None:
         raise _refused(
             f"the optimizer {kind} computes the loss again in its step (it needs a closure), and a step here is one "
             "backward pass per micro-batch; use one that needs gradients alone, such as AdamW"
+        )
+    own = set(model.parameters())
+    foreign = sum(parameter not in own for group in optimizer.param_groups for parameter in group["params"])
+    if foreign:
+        raise _refused(
+            f"{foreign} of the optimizer's parameters are not the model's: their gradients would not be averaged "
+            "over the ranks, and no commit would hold them. Make the optimizer from the parameters of the spread "
+            "model. If a loss has parameters, put its module into the model, and compute it in the model's forward"
         )
 
 

@@ -274,7 +274,7 @@ class Session:
         data = Data(dataset, collate, num_workers, shuffle, loader or {})
         order = order_of(data, self.config.seed)
         check_adopted_model(model, self.world_size)
-        check_optimizer(optimizer)
+        check_optimizer(optimizer, model)
         if scheduler is not None:
             check_scheduler(scheduler)
         with as_user_errors():
