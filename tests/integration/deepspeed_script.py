@@ -75,14 +75,19 @@ class Mixture(nn.Module):
 class InBlocks(torch.optim.Optimizer):
     """An optimizer that keeps a number for each two elements of a parameter.
 
-    8-bit optimizers do so for more elements.
+    8-bit optimizers do so for more elements. With `in_dict`, the numbers lie in a dict.
     """
+
+    def __init__(self, groups: list[dict[str, Any]], defaults: dict[str, Any], *, in_dict: bool) -> None:
+        super().__init__(groups, defaults)
+        self._in_dict = in_dict
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
-                self.state[parameter].setdefault("largest", torch.zeros(parameter.numel() // 2 + 1))
+                largest = torch.zeros(parameter.numel() // 2 + 1)
+                self.state[parameter].setdefault("largest", {"first": largest} if self._in_dict else largest)
                 parameter.sub_(parameter.grad, alpha=group["lr"])
 
 
@@ -97,8 +102,8 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adafactor(groups, lr=1e-2)
     if RANK_SETTINGS["optimizer"] == "frozen group":
         groups.insert(0, {"params": [model.frozen]})
-    if RANK_SETTINGS["optimizer"] == "blocks":
-        return InBlocks(groups, {"lr": 1e-2})
+    if RANK_SETTINGS["optimizer"] in ("blocks", "blocks in dict"):
+        return InBlocks(groups, {"lr": 1e-2}, in_dict=RANK_SETTINGS["optimizer"] == "blocks in dict")
     return torch.optim.AdamW(groups, lr=1e-2)
 
 

@@ -340,15 +340,16 @@ def test_fp16_on_a_cpu_that_has_none_is_refused_with_a_sentence(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("strategy", ["deepspeed", "fsdp"])
+@pytest.mark.parametrize(("optimizer", "key"), [("blocks", "largest"), ("blocks in dict", "largest.first")])
 def test_an_optimizer_whose_state_cannot_be_cut_is_refused_with_a_sentence(
-    strategy: str, tmp_path: Path, fork: Any
+    optimizer: str, key: str, strategy: str, tmp_path: Path, fork: Any
 ) -> None:
-    job = Job(tmp_path, fork, strategy=strategy, optimizer="blocks")
+    job = Job(tmp_path, fork, strategy=strategy, optimizer=optimizer)
     job.train(2, steps=2)
     for outcome in job.outcomes:
         assert outcome is not None
         assert outcome.failure is not None
-        assert outcome.failure.message.startswith("The optimizer's state 'largest' of shape [")
+        assert outcome.failure.message.startswith(f"The optimizer's state {key!r} of shape [")
         assert outcome.failure.message.endswith("; use another optimizer, or the strategy ddp.")
 
 

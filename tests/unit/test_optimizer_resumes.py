@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from one_rank_runs import STEPS, train
+from spottrain.checkpoint import UnsupportedState
 from spottrain.engines.native import load_named_state, named_state
 from spottrain.schedules import warmup_cosine
 
@@ -161,6 +162,27 @@ def test_a_state_of_another_type_than_its_parameter_keeps_it(
     for last in (STEPS // 3, STEPS // 2):
         run(f"file://{tmp_path}/parts", last)
     assert torch.equal(run(f"file://{tmp_path}/parts", STEPS), whole)
+
+
+class Factors(torch.optim.SGD):
+    """It keeps a list, as SOAP and Shampoo do."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].setdefault("kept", {"factors": [torch.eye(size) for size in parameter.shape]})
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("is_resumed", [False, True], ids=["new", "resumed"])
+def test_a_state_that_no_checkpoint_can_hold_is_refused_by_its_name(
+    is_resumed: bool, strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if is_resumed:
+        train(f"file://{tmp_path}", None, 2, strategy, make=torch.optim.Adagrad)
+    with pytest.raises((UnsupportedState, SystemExit)) as ended:
+        train(f"file://{tmp_path}", None, 4, strategy, make=Factors)
+    said = "The optimizer's state 'kept.factors' is a list, and only tensors, numbers and dicts of them can be saved"
+    assert said in f"{ended.value} {capsys.readouterr().err}"
 
 
 class Averages(Optimizer):

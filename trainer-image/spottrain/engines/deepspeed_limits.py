@@ -17,6 +17,8 @@ _OF_WHOLE_TENSORS = {
     *("adafactor", "fusedlamb", "lamb", "lars", "muon", "novograd", "shampoo", "soap"),
     *("dadaptadagrad", "dadaptadam", "dadaptadan", "dadaptlion", "dadaptsgd", "prodigy"),
 }
+# Those among them that keep lists in their state, which a checkpoint can't hold under any strategy.
+_WITH_LISTS = {"shampoo", "soap"}
 # Types whose gradients DeepSpeed adds up at stage 0.
 _SUMMED = {torch.float16, torch.bfloat16, torch.float32}
 
@@ -60,11 +62,13 @@ def unfit_optimizer(optimizer: Optimizer, stage: int) -> str | None:
     The reason is a sentence.
     """
     for kind in type(optimizer).__mro__:
-        if stage > 0 and kind.__name__.lower() in _OF_WHOLE_TENSORS:
+        name = kind.__name__.lower()
+        if stage > 0 and name in _OF_WHOLE_TENSORS:
+            others = "" if name in _WITH_LISTS else ", or deepspeed.zeroStage 0, or the strategy ddp"
             return (
                 f"The optimizer {kind.__name__} computes with each tensor as a whole, and ZeRO {stage} gives it "
-                "parts that depend on the number of ranks. Use one that treats each element alone, such as AdamW, or "
-                "deepspeed.zeroStage 0, or the strategy ddp."
+                "parts that depend on the number of ranks. Use one that treats each element alone, such as "
+                f"AdamW{others}."
             )
     if stage in (1, 2):
         for index, group in enumerate(optimizer.param_groups):

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from spottrain.engines.deepspeed_parts import FlatPart
 from spottrain.engines.model_state import model_state, put_back
-from spottrain.engines.native import count_no_step, load_named_state, named_state, refuse_foreign_shape
+from spottrain.engines.native import count_no_step, load_named_state, named_state, refuse_unfit
 
 Names = Mapping[nn.Parameter, str]
 
@@ -290,7 +290,7 @@ class ZeroState:
         for key, value in self._base.state[flat].items():
             per_element = isinstance(value, torch.Tensor) and value.shape == flat.shape
             if not per_element:
-                refuse_foreign_shape(key, value)
+                refuse_unfit(key, value, is_cut=True)
             values[f"state.{name}.{key}"] = fragment.of(value) if per_element else value
         return values
 

@@ -32,14 +32,14 @@ def named_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
     Raises UnsupportedState.
     """
-    for parameter, values in optimizer.state.items():
-        if isinstance(parameter, DTensor):
-            for key, value in values.items():
-                if not isinstance(value, DTensor):
-                    refuse_foreign_shape(key, value)
     model = without_wrapper(model)
     is_new = not optimizer.state
-    values = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
+    try:
+        values = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
+    finally:  # torch's own error does not name the value
+        for parameter, of_parameter in optimizer.state.items():
+            for key, value in of_parameter.items():
+                refuse_unfit(key, value, is_cut=isinstance(parameter, DTensor))
     if is_new and optimizer.state:
         count_no_step([*optimizer.param_groups, *optimizer.state.values()])
         values = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
@@ -57,13 +57,22 @@ def count_no_step(states: Iterable[dict[str, Any]]) -> None:
             state["step"] = torch.zeros_like(state["step"]) if isinstance(state["step"], torch.Tensor) else 0
 
 
-def refuse_foreign_shape(key: str, value: Any) -> None:
-    """Refuse optimizer state of a rank's part of a parameter as a whole.
+def refuse_unfit(key: str, value: Any, *, is_cut: bool) -> None:
+    """Refuse optimizer state that a checkpoint can't hold.
 
-    Examples are the scales of an 8-bit optimizer: each rank has different ones, and a checkpoint holds one. Raises
-    UnsupportedState.
+    It holds tensors, numbers and dicts of them. If parameters are cut into parts (`is_cut`), it holds no tensor that
+    belongs to a rank's part as a whole. Examples are the scales of an 8-bit optimizer: each rank has different ones,
+    and a checkpoint holds one. Raises UnsupportedState.
     """
-    if isinstance(value, torch.Tensor) and value.numel() > 1:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            refuse_unfit(f"{key}.{name}", inner, is_cut=is_cut)
+    elif not isinstance(value, torch.Tensor | int | float):
+        raise UnsupportedState(
+            f"The optimizer's state {key!r} is a {type(value).__name__}, and only tensors, numbers and dicts of them "
+            "can be saved; use another optimizer."
+        )
+    elif is_cut and isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.numel() > 1:
         raise UnsupportedState(
             f"The optimizer's state {key!r} of shape {list(value.shape)} is not one number for each element of a "
             "parameter, and cannot be saved if parameters are sharded; use another optimizer, or the strategy ddp."
