@@ -107,6 +107,10 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=1e-2)
 
 
+def make_schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
+
+
 def ask_to_drain() -> None:
     now = datetime.now(UTC)
     path = Path(os.environ["SPOTTRAIN_RUN_DIR"]) / "drain.json"
@@ -121,7 +125,7 @@ with spottrain.session() as session:
     training = session.prepare(
         Model() if RANK_SETTINGS["mixed_after"] is None else Mixture(),
         optimizer=make_optimizer,
-        scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5),
+        scheduler=make_schedule if RANK_SETTINGS["has_schedule"] else None,
         dataset=dataset,
         clip_grad_norm=RANK_SETTINGS["clip_grad_norm"],
         deepspeed_config=RANK_SETTINGS["deepspeed_config"],

@@ -59,6 +59,7 @@ class Job:
     cpu_has_fp16: bool | None = None
     activation_checkpointing: bool = False
     optimizer: str = "adamw"
+    has_schedule: bool = True
     dropout: float = 0.0
     clip_grad_norm: float | None = 1.0
     global_batch: int = 10
@@ -133,6 +134,7 @@ class Job:
             "echo_as": 1000 + self.generation if echo else None,
             "dropout": self.dropout,
             "optimizer": self.optimizer,
+            "has_schedule": self.has_schedule,
             "clip_grad_norm": self.clip_grad_norm,
             "deepspeed_config": self.deepspeed_config,
             "cpu_has_fp16": self.cpu_has_fp16,
@@ -327,6 +329,14 @@ def test_the_loss_scaler_of_fp16_is_resumed(tmp_path: Path, fork: Any) -> None:
     assert skipped <= num_skipped < STEPS
     assert tree["loss_scaler"]["cur_iter"] == STEPS
     assert {int(value) for name, value in tensors.items() if name.endswith(".step")} == {STEPS - num_skipped}
+
+
+def test_a_run_that_gains_a_schedule_resumes(tmp_path: Path, fork: Any) -> None:
+    job = Job(tmp_path, fork, has_schedule=False)
+    job.train(1, steps=2)
+    job.has_schedule = True
+    job.train(1, steps=4)
+    assert_succeeded(job)
 
 
 def test_fp16_on_a_cpu_that_has_none_is_refused_with_a_sentence(tmp_path: Path, fork: Any) -> None:

@@ -249,9 +249,12 @@ def test_a_run_that_resumes_with_another_length_says_what_becomes_of_its_learnin
     assert all(sentence in message for sentence, message in zip(said, found, strict=True))
 
 
-def test_a_schedule_that_a_run_gains_says_where_it_starts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("rate", [0.25, torch.tensor(0.25)], ids=["number", "tensor"])
+def test_a_schedule_that_a_run_gains_says_where_it_starts(
+    rate: float | torch.Tensor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for last, schedule in ((2, None), (3, warmup_cosine(total=4))):
-        train(f"file://{tmp_path}", schedule, last, make=lambda weights: torch.optim.AdamW(weights, 0.25))
+        train(f"file://{tmp_path}", schedule, last, make=lambda weights: torch.optim.AdamW(weights, rate))
     said = "The checkpoint at step 2 was made without a schedule, and the script's schedule starts at its own step 0."
     assert said in caplog.text
 

@@ -265,7 +265,7 @@ class ZeroState:
     def load(self, state: dict[str, Any]) -> None:
         """Take over values that are not tensors, and refresh the parameters.
 
-        Tensors were loaded in place.
+        Tensors were loaded in place. Values that the commit lacks stay, such as the options that a new schedule adds.
         """
         flats = self._layout.flats()
         stored = state["optimizer"]
@@ -275,9 +275,9 @@ class ZeroState:
             group = self._base.param_groups[self._layout.group(fragment.flat)]
             for key, value in of_flat.items():
                 if not isinstance(value, torch.Tensor):
-                    of_flat[key] = stored[f"state.{name}.{key}"]
+                    of_flat[key] = stored.get(f"state.{name}.{key}", value)
             for key in _settings(group):
-                group[key] = stored[f"param_groups.{name}.{key}"]
+                group[key] = stored.get(f"param_groups.{name}.{key}", group[key])
         buffers = {name: state["model"][name] for name in self._buffers()}
         self._model.load_state_dict(buffers, strict=False)
         put_back(self._model, buffers)

@@ -12,6 +12,8 @@ from spottrain.checkpoint.format.part_reader import PartReader
 
 # Prefix of the names of an optimizer's state. The parameter's name follows, then the name of the value.
 OPTIMIZER_STATE = "optimizer.state."
+# Prefix of the names of an optimizer's options. The parameter's name follows, then the name of the option.
+OPTIMIZER_OPTIONS = "optimizer.param_groups."
 
 
 def fill_state(state: dict[str, Any], tensors: codec.Tensors, manifest: Manifest, parts: PartReader) -> None:
@@ -28,7 +30,7 @@ def fill_state(state: dict[str, Any], tensors: codec.Tensors, manifest: Manifest
             f"The checkpoint at step {manifest.step} has no {unknown[0]!r}: a different strategy or an older script "
             "made it. Use that one, or create a new job with a different checkpoint.uri."
         )
-    for name in _of_unused_parameters(tensors, manifest):
+    for name in [*_of_unused_parameters(tensors, manifest), *_new_options(tensors, manifest)]:
         del tensors[name]
     load_tensors(tensors, manifest, parts)
     state.update(codec.join(manifest.tree, tensors))
@@ -50,3 +52,12 @@ def _of_unused_parameters(tensors: codec.Tensors, manifest: Manifest) -> list[st
         return name.startswith(OPTIMIZER_STATE) and parameter not in used and kind in kinds and group in groups
 
     return [name for name in tensors if is_unused(name)]
+
+
+def _new_options(tensors: codec.Tensors, manifest: Manifest) -> list[str]:
+    """Options that the optimizer has gained since the checkpoint, such as those of a schedule.
+
+    They are tensors if the learning rate is one.
+    """
+    known = manifest.tree.get("optimizer", ())
+    return [name for name in tensors if name.startswith(OPTIMIZER_OPTIONS) and name.partition(".")[2] not in known]
