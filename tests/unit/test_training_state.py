@@ -13,12 +13,21 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, LRScheduler, MultiStepLR, SequentialLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    SequentialLR,
+    StepLR,
+)
 
 import spottrain
 from one_rank_runs import STEPS, train
 from spottrain.checkpoint import UnsupportedState
 from spottrain.engines.buffers import check_buffers
+from spottrain.recovery.training_state import TrainingState
 from spottrain.schedules import warmup_cosine
 from spottrain.world.failures import UserError
 from spottrain_api.contract import StabilityAction, StabilityConfig
@@ -257,6 +266,82 @@ def test_a_schedule_that_a_run_gains_says_where_it_starts(
         train(f"file://{tmp_path}", schedule, last, make=lambda weights: torch.optim.AdamW(weights, rate))
     said = "The checkpoint at step 2 was made without a schedule, and the script's schedule starts at its own step 0."
     assert said in caplog.text
+
+
+def sequence(optimizer: Optimizer) -> LRScheduler:
+    return SequentialLR(optimizer, [LinearLR(optimizer), StepLR(optimizer, 3)], [4])
+
+
+def other_sequence(optimizer: Optimizer) -> LRScheduler:
+    return SequentialLR(optimizer, [warmup_cosine(total=STEPS)(optimizer), StepLR(optimizer, 3)], [4])
+
+
+@pytest.mark.parametrize(
+    ("before", "name"),
+    [(lambda optimizer: CosineAnnealingLR(optimizer, 4), "CosineAnnealingLR"), (sequence, "SequentialLR")],
+    ids=["cosine", "sequence"],
+)
+def test_a_schedule_of_another_class_continues_at_the_step_of_the_commit(
+    before: Callable[[Optimizer], LRScheduler], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the second step after the resume on; the first has the rate of the commit."""
+    rates: list[float] = []
+
+    def make(weights: Iterator[nn.Parameter]) -> Optimizer:
+        optimizer = torch.optim.AdamW(weights, 0.5)
+        optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+        return optimizer
+
+    train(f"file://{tmp_path}", before, 2, make=make)
+    train(f"file://{tmp_path}", lambda optimizer: LambdaLR(optimizer, lambda step: 0.5**step), 5, make=make)
+    assert rates[-2:] == [0.5 * 0.5**3, 0.5 * 0.5**4]
+    assert f"made with the schedule {name}, and the script's LambdaLR continues from there." in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        pytest.param(
+            lambda optimizer: StepLR(optimizer, 3),
+            sequence,
+            "was made with the schedule StepLR, from which the script's SequentialLR can't continue. Use a LambdaLR",
+            id="class",
+        ),
+        pytest.param(
+            sequence,
+            other_sequence,
+            "holds a state of the schedule that can't be loaded: KeyError('lr_lambdas'). Set the schedule back, or",
+            id="parts",
+        ),
+    ],
+)
+def test_a_schedule_that_cannot_continue_from_that_of_the_commit_is_refused(
+    before: Callable[[Optimizer], LRScheduler],
+    now: Callable[[Optimizer], LRScheduler],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train(f"file://{tmp_path}", before, 2)
+    with pytest.raises(SystemExit, match="1"):
+        train(f"file://{tmp_path}", now, 4)
+    assert f"spottrain: The checkpoint at step 2 {said}" in capsys.readouterr().err
+
+
+def test_a_commit_that_does_not_name_the_class_of_its_schedule_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of the release before."""
+    whole = train(f"file://{tmp_path}/whole", sequence, STEPS)
+    extra = TrainingState.extra
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            TrainingState,
+            "extra",
+            lambda state: {name: value for name, value in extra(state).items() if name != "scheduler_class"},
+        )
+        train(f"file://{tmp_path}/halves", sequence, STEPS // 2)
+    assert torch.equal(train(f"file://{tmp_path}/halves", sequence, STEPS), whole)
 
 
 def test_what_has_changed_since_the_commit_is_one_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

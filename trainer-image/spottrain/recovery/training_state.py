@@ -22,6 +22,8 @@ from spottrain_api.contract import StrategyChoice
 STRATEGY = "strategy"
 # Key under which its `stateful` holds the state of the guard of `stability`.
 STABILITY = "stability"
+# Parts of a schedule's state that say where it is.
+_POSITION = ("last_epoch", "_step_count")
 # Options of an optimizer's groups that scripts set and commits hold. Schedules keep the rate as initial_lr.
 _OPTIONS = ("lr", "weight_decay", "betas", "momentum", "eps")
 
@@ -97,6 +99,7 @@ class TrainingState:
         extra = {
             "identity": self.identity,
             "scheduler": schedule_state(self.scheduler) if self.scheduler is not None else None,
+            "scheduler_class": type(self.scheduler).__name__ if self.scheduler is not None else None,
             "model_config": self.model_config,
             "engine": self.engine_name,
             "total_steps": self.total_steps,
@@ -114,19 +117,44 @@ class TrainingState:
         The random numbers are included. A collective.
 
         Raises:
-            CheckpointMismatch: A part of `stateful` does not understand its saved state.
+            CheckpointMismatch: The schedule or a part of `stateful` does not understand its saved state.
         """
         self.engine.load_state(tensors)
         if self.scheduler is not None and loaded.extra["scheduler"] is not None:
-            saved = _with_tensors(loaded.extra["scheduler"], self.scheduler.state_dict())
-            self.scheduler.load_state_dict(saved)
+            self._load_schedule(self.scheduler, loaded)
         for name, saved in loaded.extra.get("stateful", {}).items():
             if name in self.stateful:
-                _load_part(name, self.stateful[name], saved, loaded.step)
+                advice = "Let its load_state_dict take that state, too"
+                _load_part(f"{name} (stateful)", self.stateful[name], saved, loaded.step, advice=advice)
         if loaded.rank_state is not None:
             random_state.restore(loaded.rank_state)
         else:
             random_state.seed_everything(seed, step=loaded.step, rank=rank)
+
+    def _load_schedule(self, scheduler: LRScheduler, loaded: Loaded) -> None:
+        """Let the schedule continue where the commit's was; the optimizer is loaded.
+
+        A schedule of another class has numbers of its own, and takes over the step and the rates that it scales.
+        """
+        saved = loaded.extra["scheduler"]
+        before = self._other_schedule(loaded)
+        if before is None:
+            saved = _with_tensors(saved, scheduler.state_dict())
+            _load_part("the schedule", scheduler, saved, loaded.step, advice="Set the schedule back")
+            return
+        if "last_epoch" not in saved or hasattr(scheduler, "_schedulers"):  # made of others, with steps of their own
+            raise CheckpointMismatch(
+                f"The checkpoint at step {loaded.step} was made with the schedule {before}, from which the script's "
+                f"{type(scheduler).__name__} can't continue. Use a LambdaLR, such as those of spottrain.schedules, "
+                "set the schedule back, or create a new job with a different checkpoint.uri."
+            )
+        vars(scheduler).update({name: saved[name] for name in _POSITION if name in saved})
+        scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
+
+    def _other_schedule(self, loaded: Loaded) -> str | None:
+        """The class of the commit's schedule, if it is not the script's. Older commits don't name it."""
+        before = loaded.extra.get("scheduler_class")
+        return before if self.scheduler is not None and before != type(self.scheduler).__name__ else None
 
     def options(self) -> Options:
         """The optimizer's options as they are now, before what a schedule makes of them."""
@@ -185,6 +213,12 @@ class TrainingState:
                 "at its own step 0. Make it for the steps that are left, or create a new job with a different "
                 "checkpoint.uri."
             )
+        if (before := self._other_schedule(loaded)) is not None:
+            yield (
+                f"The checkpoint at step {loaded.step} was made with the schedule {before}, and the script's "
+                f"{type(self.scheduler).__name__} continues from there. The first step has the learning rate of the "
+                "checkpoint. A LambdaLR then follows its function; most others go on from that rate."
+            )
         new = self.stateful.keys() - loaded.extra.get("stateful", {}).keys() - {STABILITY}
         if new:
             yield (
@@ -219,13 +253,13 @@ class TrainingState:
             )
 
 
-def _load_part(name: str, part: Stateful, saved: dict[str, Any], step: int) -> None:
+def _load_part(what: str, part: Stateful, saved: dict[str, Any], step: int, *, advice: str) -> None:
     try:
         part.load_state_dict(saved)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointMismatch(
-            f"The checkpoint at step {step} holds a state of {name} (stateful) that can't be loaded: {error!r}. Let "
-            "its load_state_dict take that state, too, or create a new job with a different checkpoint.uri."
+            f"The checkpoint at step {step} holds a state of {what} that can't be loaded: {error!r}. {advice}, or "
+            "create a new job with a different checkpoint.uri."
         ) from error
 
 
