@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, SequentialLR
 
 from one_rank_runs import STEPS, train
 from spottrain.checkpoint import UnsupportedState
@@ -122,6 +122,42 @@ def test_a_run_with_an_empty_group_of_parameters_resumes(place: str, strategy: s
 def schedule_of_groups(optimizer: Optimizer) -> LRScheduler:
     """It fails unless the optimizer has its three groups."""
     return LambdaLR(optimizer, [lambda step: 0.9**step] * 3)
+
+
+def halving(optimizer: Optimizer) -> LRScheduler:
+    return LambdaLR(optimizer, lambda step: 0.5**step)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "is_split"),
+    [
+        pytest.param(halving, True, id="split"),
+        pytest.param(halving, False, id="joined"),
+        pytest.param(lambda optimizer: SequentialLR(optimizer, [halving(optimizer)], []), True, id="sequence"),
+    ],
+)
+def test_a_run_with_other_groups_of_parameters_keeps_the_rates_of_the_commit(
+    schedule: Callable[[Optimizer], LRScheduler], is_split: bool, tmp_path: Path
+) -> None:
+    rates: list[list[float]] = []
+
+    def in_one(weights: Iterator[nn.Parameter], rate: float = 0.5) -> Optimizer:
+        return torch.optim.AdamW(weights, rate)
+
+    def in_two(weights: Iterator[nn.Parameter], rate: float = 0.5) -> Optimizer:
+        return torch.optim.AdamW([{"params": [each]} for each in weights], rate)
+
+    first, second = (in_one, in_two) if is_split else (in_two, in_one)
+
+    def make(weights: Iterator[nn.Parameter]) -> Optimizer:
+        optimizer = second(weights, 0.25)
+        optimizer.register_step_pre_hook(lambda *_: rates.append([group["lr"] for group in optimizer.param_groups]))
+        return optimizer
+
+    train(f"file://{tmp_path}", schedule, 2, make=first)
+    train(f"file://{tmp_path}", schedule, 4, make=make)
+    number = 2 if is_split else 1
+    assert rates[-2:] == [[0.5 * 0.5**step] * number for step in (2, 3)]
 
 
 class HalfMomentum(Optimizer):

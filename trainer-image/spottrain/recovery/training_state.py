@@ -141,6 +141,10 @@ class TrainingState:
         if before is None:
             saved = _with_tensors(saved, scheduler.state_dict())
             _load_part("the schedule", scheduler, saved, loaded.step, advice="Set the schedule back")
+            for each in _simple_schedules(scheduler):
+                groups = each.optimizer.param_groups
+                if len(getattr(each, "base_lrs", groups)) != len(groups):  # the script forms other groups
+                    each.base_lrs = [group["initial_lr"] for group in groups]
             return
         if "last_epoch" not in saved or hasattr(scheduler, "_schedulers"):  # made of others, with steps of their own
             raise CheckpointMismatch(
@@ -277,6 +281,15 @@ def schedule_state(scheduler: LRScheduler) -> dict[str, Any]:
     """
     state: dict[str, Any] = _with_numbers(scheduler.state_dict())
     return state
+
+
+def _simple_schedules(scheduler: LRScheduler) -> Iterator[LRScheduler]:
+    """The schedule, or those of which it consists."""
+    if hasattr(scheduler, "_schedulers"):
+        for each in scheduler._schedulers:
+            yield from _simple_schedules(each)
+    else:
+        yield scheduler
 
 
 def _with_numbers(state: Any) -> Any:
