@@ -1,10 +1,13 @@
-"""Optimizers that ZeRO can't use, by their names."""
+"""Optimizers that ZeRO can't use."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import Adagrad
 
 from spottrain.engines.deepspeed_limits import unfit_optimizer
 
@@ -23,3 +26,22 @@ def test_ddp_is_advised_only_for_optimizers_whose_state_it_can_save(name: str, i
     refusal = unfit_optimizer(optimizer, 1)
     assert refusal is not None
     assert refusal.endswith("such as AdamW, or deepspeed.zeroStage 0, or the strategy ddp.") == is_advised
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize(
+    "groups",
+    [[{"params": ["weight"]}, {"params": ["bias"], "lr": 0.5}], [{"params": ["weight", "bias"], "lr": 0.5}]],
+    ids=["two", "other rate"],
+)
+def test_adagrad_is_refused_if_zero_would_drop_the_options_of_its_groups(
+    groups: list[dict[str, Any]], stage: int
+) -> None:
+    model = nn.Linear(2, 2)
+    named = [{**group, "params": [model.get_parameter(name) for name in group["params"]]} for group in groups]
+    assert (unfit_optimizer(Adagrad(named, lr=0.01), stage) is not None) == (stage > 0)
+
+
+@pytest.mark.parametrize("lr", [0.5, torch.tensor(0.5)])
+def test_adagrad_with_options_of_its_constructor_alone_trains_under_zero(lr: float | torch.Tensor) -> None:
+    assert unfit_optimizer(Adagrad(nn.Linear(2, 2).parameters(), lr=lr, eps=0.1), 1) is None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import Adagrad, Optimizer
 
 from spottrain.engines.model_state import unfit_for_shards, wrapping_names
 
@@ -69,6 +69,14 @@ def unfit_optimizer(optimizer: Optimizer, stage: int) -> str | None:
                 f"The optimizer {kind.__name__} computes with each tensor as a whole, and ZeRO {stage} gives it "
                 "parts that depend on the number of ranks. Use one that treats each element alone, such as "
                 f"AdamW{others}."
+            )
+    if stage > 0 and isinstance(optimizer, Adagrad):
+        # DeepSpeed replaces it by one that it makes from these defaults alone.
+        first, *more = optimizer.param_groups
+        if more or any(first[option] != value for option, value in optimizer.defaults.items()):
+            return (
+                f"ZeRO {stage} makes a new Adagrad from the options of its constructor, and drops its groups. "
+                "Give it one group and no other options, or use deepspeed.zeroStage 0 or the strategy fsdp."
             )
     if stage in (1, 2):
         for index, group in enumerate(optimizer.param_groups):
