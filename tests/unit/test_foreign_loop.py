@@ -97,3 +97,23 @@ def test_a_schedule_of_accelerate_steps_once_an_optimizer_step(with_optimizer: b
                 schedule.step()
                 optimizer.zero_grad()
     assert schedule.get_last_lr() == [0.25]
+
+
+@pytest.mark.usefixtures("_no_accelerator_afterwards")
+def test_a_loop_that_is_left_without_an_update_of_the_step_commits_the_step_before(tmp_path: Path) -> None:
+    """The optimizer has no state, so that torch steps it for the commit."""
+    with spottrain.session(global_batch=2, micro_batch=2, checkpoint_uri=f"file://{tmp_path}") as session:
+        accelerator = Accelerator(cpu=True)
+        model: Any = nn.Linear(1, 1)
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        loop = AcceleratedLoop(session, accelerator, model, optimizer, [torch.ones(1)] * 8, total=4)
+        for batch in loop.batches():
+            if loop.step == 2:
+                break
+            with accelerator.accumulate(model):
+                accelerator.backward(loop.weigh(model(batch).sum()))
+                optimizer.step()
+                optimizer.zero_grad()
+        reporter = session._context.reporter
+    assert reporter.progress.commit is not None
+    assert reporter.progress.commit.step == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, SequentialLR
 
 from one_rank_runs import STEPS, train
 from spottrain.checkpoint import UnsupportedState
+from spottrain.engines.deepspeed_state import ZeroState
 from spottrain.engines.native import load_named_state, named_state
 from spottrain.schedules import warmup_cosine
 
@@ -265,3 +267,31 @@ def test_a_commit_before_the_first_update_counts_no_update() -> None:
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     assert [state["step"] for state in optimizer.state.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_step_hooks_of_the_optimizer_see_the_steps_of_the_run_alone(
+    make: Callable[..., Optimizer], strategy: str, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+
+    def with_hooks(weights: Iterator[nn.Parameter]) -> Optimizer:
+        optimizer = make(weights, lr=0.01)
+        optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+        optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+        return optimizer
+
+    train(f"file://{tmp_path}", None, 2, strategy, make=with_hooks)
+    assert seen == ["before", "after"] * 2
+    train(f"file://{tmp_path}", None, 3, strategy, make=with_hooks)
+    assert seen == ["before", "after"] * 3
+
+
+def test_step_hooks_of_the_optimizer_do_not_see_how_zero_makes_its_state() -> None:
+    flat = torch.ones(4)
+    optimizer = torch.optim.AdamW([flat])
+    optimizer.register_step_pre_hook(lambda *_: pytest.fail("a step that is not of the run"))
+    layout = mock.Mock(flats=lambda: [flat], fragments=lambda: [], group=lambda flat: 0)
+    ZeroState(nn.Module(), optimizer, layout, {}).tensors()
+    assert optimizer.state[flat]["step"] == 0

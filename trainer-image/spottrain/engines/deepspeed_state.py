@@ -18,7 +18,13 @@ from torch.optim import Optimizer
 
 from spottrain.engines.deepspeed_parts import FlatPart
 from spottrain.engines.model_state import model_state, put_back
-from spottrain.engines.native import count_no_step, load_named_state, named_state, refuse_unfit
+from spottrain.engines.native import (
+    count_no_step,
+    load_named_state,
+    named_state,
+    refuse_unfit,
+    without_step_hooks,
+)
 
 Names = Mapping[nn.Parameter, str]
 
@@ -312,7 +318,8 @@ class ZeroState:
             gradient, flat.grad = flat.grad, torch.zeros_like(flat)
             no_rate = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
             self._base.param_groups = [{**group, "params": [flat], "lr": no_rate}]
-            self._base.step()
+            with without_step_hooks(self._base):
+                self._base.step()
             count_no_step([self._base.state[flat]])
             flat.grad = gradient
         self._base.param_groups = groups

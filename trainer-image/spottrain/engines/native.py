@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -35,7 +37,8 @@ def named_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     model = without_wrapper(model)
     is_new = not optimizer.state
     try:
-        values = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
+        with without_step_hooks(optimizer):
+            values = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
     finally:  # torch's own error does not name the value
         for parameter, of_parameter in optimizer.state.items():
             for key, value in of_parameter.items():
@@ -44,6 +47,14 @@ def named_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
         count_no_step([*optimizer.param_groups, *optimizer.state.values()])
         values = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
     return {"model": model_state(model), "optimizer": values}
+
+
+def without_step_hooks(optimizer: Optimizer) -> AbstractContextManager[Any]:
+    """Hide a step that makes the optimizer's state from its step hooks.
+
+    It is no step of the training. torch makes one whenever it reads or loads an optimizer that has no state.
+    """
+    return mock.patch.multiple(optimizer, _optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
 
 
 def count_no_step(states: Iterable[dict[str, Any]]) -> None:
@@ -86,13 +97,15 @@ def load_named_state(model: nn.Module, optimizer: Optimizer, state: dict[str, An
     """
     model = without_wrapper(model)
     load_model_state(model, state["model"])
-    fresh = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)  # has state of all parameters
+    with without_step_hooks(optimizer):
+        fresh = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)  # has state of all parameters
     # By tensors: a counter that is a plain number may be one object for all parameters.
     unsaved = {id(v) for name, v in fresh.items() if name not in state["optimizer"] and isinstance(v, torch.Tensor)}
     unused = [each for each, values in optimizer.state.items() if any(id(v) in unsaved for v in values.values())]
     groups = optimizer.param_groups
     optimizer.param_groups = [group for group in groups if group["params"]]  # torch can't load one without parameters
-    set_optimizer_state_dict(model, optimizer, {**fresh, **state["optimizer"]}, options=_OPTIONS)
+    with without_step_hooks(optimizer):
+        set_optimizer_state_dict(model, optimizer, {**fresh, **state["optimizer"]}, options=_OPTIONS)
     loaded = iter(optimizer.param_groups)
     optimizer.param_groups = [next(loaded) if group["params"] else group for group in groups]
     for parameter in unused:

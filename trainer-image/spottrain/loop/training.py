@@ -86,7 +86,6 @@ class Training:
         self._batches: MicroBatches | None = None
         self._loss_was_bad = False
         self._under_way: tuple[Step, float] | None = None  # with the time of its start
-        self._is_rolling_back = False
         self.before_finish: Callable[[], None] = lambda: None
         """Set by a framework's loop, which the script may have left after an update."""
 
@@ -182,8 +181,8 @@ class Training:
         Raises:
             UserError: The job is to fail.
         """
-        if self._guard is None or self._under_way is None or self._is_rolling_back:
-            return True  # optimizers step to make their state, too
+        if self._guard is None or self._under_way is None:
+            return True
         is_bad = not self._engine.gradients_are_finite()
         loss, num_bad = self._agreement.total([self._meter.value(), float(is_bad)])
         verdict = self._guard.judge(self.step + 1, loss, gradients_are_finite=num_bad == 0)
@@ -244,12 +243,10 @@ class Training:
         )
 
     def _skip_or_roll_back(self, guard: StabilityGuard, verdict: StepDecision) -> None:
-        self._is_rolling_back = verdict is StepDecision.ROLL_BACK
         loaded = None
-        if self._is_rolling_back:
+        if verdict is StepDecision.ROLL_BACK:
             # At a drain meanwhile, the newest commit stands: training would go back to it anyway.
             loaded = self._restorer.roll_back(self._state, sleep=self._context.sleep)
-        self._is_rolling_back = False
         if loaded is not None:
             guard.rolled_back(self.step + 1, loaded.step, loaded.extra["stateful"].get(STABILITY))
             done = f"Training rolled back to the commit at step {loaded.step}, and continues with the next samples."
