@@ -46,6 +46,18 @@ class Model(nn.Module):
         return x * self.scale
 
 
+class RareTypes(Model):
+    """A frozen weight and buffers of types that DDP can't send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Parameter(torch.randn(WIDTH).to(torch.float8_e4m3fn), requires_grad=False)
+        self.register_buffer("codes", torch.randint(-99, 99, (WIDTH,), dtype=torch.int16))
+        self.register_buffer(
+            "table", torch.randint(99, (WIDTH,), dtype=torch.int32).to(torch.uint32), persistent=False
+        )
+
+
 class Script:
     def __init__(self, strategy: str, model: nn.Module, **fsdp: Any) -> None:
         config = EngineConfig(
@@ -70,9 +82,9 @@ class Script:
         return [whole.flatten().tolist() for whole in wholes]
 
 
-def seeded_by_rank(strategy: str, **fsdp: Any) -> list[list[float]]:
+def seeded_by_rank(strategy: str, make: Callable[[], nn.Module] = Model, **fsdp: Any) -> list[list[float]]:
     torch.manual_seed(RANK)
-    script = Script(strategy, Model(), **fsdp)
+    script = Script(strategy, make(), **fsdp)
     return script.values()
 
 
@@ -113,6 +125,7 @@ def frozen_late(strategy: str, *, first: bool) -> list[list[float]]:
 
 HABITS: dict[str, Callable[[], list[list[float]]]] = {
     "seeded by rank, ddp": lambda: seeded_by_rank("ddp"),
+    "seeded by rank, rare types, ddp": lambda: seeded_by_rank("ddp", RareTypes),
     "seeded by rank, fsdp": lambda: seeded_by_rank("fsdp"),
     "seeded by rank, hybrid": lambda: seeded_by_rank("fsdp", sharding="hybrid"),
     "hooked, ddp": lambda: hooked("ddp"),

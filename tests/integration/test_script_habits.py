@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).with_name("script_habits.py")
 ON_TWO_RANKS = (
     *("seeded by rank, ddp", "seeded by rank, fsdp", "hooked, ddp", "hooked, fsdp"),
     *("not evaluated, fsdp", "evaluated, fsdp", "frozen, fsdp", "unfrozen, fsdp", "frozen, ddp", "unfrozen, ddp"),
-    *("frozen, deepspeed", "unfrozen, deepspeed"),
+    *("frozen, deepspeed", "unfrozen, deepspeed", "seeded by rank, rare types, ddp"),
 )
 ON_TWO_NODES_OF_TWO = ("seeded by rank, hybrid",)
 
@@ -55,7 +55,7 @@ def values(ranks: list[dict[str, Any]], habit: str) -> list[list[float]]:
     return found
 
 
-@pytest.mark.parametrize("habit", ["seeded by rank, ddp", "seeded by rank, fsdp"])
+@pytest.mark.parametrize("habit", ["seeded by rank, ddp", "seeded by rank, rare types, ddp", "seeded by rank, fsdp"])
 def test_ranks_begin_alike_though_a_script_has_seeded_each_differently(habit: str, two: list[dict[str, Any]]) -> None:
     assert values(two, habit)
 

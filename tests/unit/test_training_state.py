@@ -119,6 +119,17 @@ def test_a_buffer_that_ranks_cannot_send_is_refused_by_its_name(
     assert "Register what .clone() or .to_dense() makes of it, or pass persistent=False" in said
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint16, torch.uint32, torch.float8_e4m3fn])
+def test_buffers_and_frozen_weights_may_be_of_any_type(dtype: torch.dtype, strategy: str) -> None:
+    model = nn.Linear(1, 1)
+    model.register_buffer("codes", torch.ones(2).to(dtype))
+    model.base = nn.Parameter(torch.ones(()).to(dtype), requires_grad=False)
+    with spottrain.session(strategy=strategy, global_batch=4, micro_batch=4) as session:
+        training = session.prepare(model, optimizer=sgd, dataset=[torch.ones(1)] * 32)
+        assert training.full_state_dict()["codes"].dtype == dtype
+
+
 def test_buffers_without_values_are_left_alone() -> None:
     model = nn.Sequential(nn.LazyBatchNorm1d(affine=False), nn.Linear(1, 1))  # the first values come with a sample
     model[1].register_buffer("expanded", torch.ones(1).expand(0))

@@ -9,11 +9,17 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
-from spottrain.engines.buffers import check_buffers
+from spottrain.engines.buffers import check_buffers, take_over
 from spottrain.engines.engine import EngineConfig
 from spottrain.engines.model_state import wrapping_names
 from spottrain.engines.native import NativeEngine
 from spottrain.engines.precision import autocast_forward
+
+# Types that DDP can send: gloo and NCCL know them, or complex numbers as pairs of them.
+_SENT = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+    *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
+}
 
 
 class DdpEngine(NativeEngine):
@@ -28,7 +34,8 @@ class DdpEngine(NativeEngine):
         device, precision = self._config.device, self._config.precision
         model.to(device)
         check_buffers(model)  # before DDP sends them
-        ignored = list(wrapping_names(model))
+        unsent = _unsent(model)
+        ignored = [*wrapping_names(model), *unsent]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
         self._ddp = DistributedDataParallel(
             model,
@@ -37,6 +44,7 @@ class DdpEngine(NativeEngine):
             forward_sync_buffers=False,
             gradient_as_bucket_view=True,
         )
+        take_over(unsent.values())
         settle_buckets(self._ddp, model)
         self._unused = UnusedParameters(model)
         if precision is not torch.float32:
@@ -106,6 +114,17 @@ def settle_buckets(ddp: DistributedDataParallel, model: nn.Module) -> None:
 class _Nothing(nn.Module):
     def forward(self, _: torch.Tensor) -> tuple[()]:
         return ()
+
+
+def _unsent(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Frozen weights and buffers of types that DDP can't send, by name."""
+    wrapping = set(wrapping_names(model))
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {
+        name: each.detach()
+        for name, each in named
+        if not each.requires_grad and each.dtype not in _SENT and name not in wrapping
+    }
 
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:
