@@ -61,7 +61,9 @@ def named_size(user: Mapping[str, Any], key: str) -> int | None:
 
 
 def zero_optimization(settings: DeepSpeedConfig, user: Mapping[str, Any]) -> dict[str, Any]:
-    """That section for DeepSpeed: the JSON's, the job's fields, and the default stage.
+    """That section for DeepSpeed: what the job and the JSON say of it.
+
+    The stage is DEFAULT_ZERO_STAGE if neither names one.
 
     Raises:
         ValueError: They contradict each other, or the stage does not allow what they offload.
@@ -77,7 +79,10 @@ def zero_optimization(settings: DeepSpeedConfig, user: Mapping[str, Any]) -> dic
 
 
 def offloads(zero: Mapping[str, Any], part: str) -> bool:
-    """Whether the section keeps a part, such as OFFLOAD_OPTIMIZER, off the accelerator."""
+    """Whether the section keeps a part off the accelerator.
+
+    The part is OFFLOAD_OPTIMIZER or OFFLOAD_PARAMETERS.
+    """
     device: str = (zero.get(part) or {}).get("device", "none")
     return device != "none"
 

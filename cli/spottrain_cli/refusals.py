@@ -1,4 +1,4 @@
-"""What the API server refuses about the fields that a plan reads, found without one."""
+"""What the API server refuses about the fields that a plan reads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ def refusals(spec: TrainingJobSpec) -> list[str]:
     """
     nodes, batch, deepspeed = spec.nodes, spec.batch, spec.deepspeed
     on_demand, spot = spec.capacity.on_demand, spec.capacity.spot
+    largest_world = nodes.max * spec.processes_per_node
     idle = {
         Strategy.FSDP: spec.fsdp != FsdpConfig(),
         Strategy.DEEPSPEED: deepspeed != DeepSpeedConfig(),
@@ -31,8 +32,7 @@ def refusals(spec: TrainingJobSpec) -> list[str]:
         ),
         "batch.micro is larger than batch.global; lower micro or raise global": batch.micro > batch.global_,
         "batch.global is below the largest world size (nodes.max times processesPerNode), which leaves a rank "
-        "without a sample; raise batch.global or lower nodes.max": batch.global_
-        < nodes.max * spec.processes_per_node,
+        "without a sample; raise batch.global or lower nodes.max": batch.global_ < largest_world,
         "precision fp16 needs the strategy deepspeed, which scales the loss; set that strategy, or use bf16": (
             spec.precision is Precision.FP16 and spec.strategy is not Strategy.DEEPSPEED
         ),

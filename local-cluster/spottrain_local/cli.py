@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import click
@@ -17,7 +18,6 @@ from rich.table import Table
 from spottrain_api.wording import counted
 from spottrain_local.binaries import ensure_binaries
 from spottrain_local.cluster import DEFAULT_NAME, Cluster, Status, list_clusters, open_cluster
-from spottrain_local.controlplane import LOOPBACK
 from spottrain_local.install import chart_folder, check_operator_image, install_operator
 from spottrain_local.layout import LocalClusterError, clusters_root
 from spottrain_local.spec import Runtime, load_spec
@@ -199,11 +199,13 @@ def store(cluster: Cluster) -> None:
 
     They are environment variables for a shell. If it names an HTTP proxy, no_proxy excepts the store from it.
     """
-    for key, value in cluster.running_status()["store"].items():
+    environment = cluster.running_status()["store"]
+    for key, value in environment.items():
         click.echo(f"export {key}={shlex.quote(value)}")
     # Clients of S3 ask a proxy for loopback addresses, too. Of the two names, Python prefers the one in lower case.
-    if "http" in getproxies() and not proxy_bypass(LOOPBACK):
-        without = ",".join(filter(None, (LOOPBACK, getproxies().get("no"))))
+    host = urlsplit(environment["AWS_ENDPOINT_URL_S3"]).hostname or ""
+    if "http" in getproxies() and not proxy_bypass(host):
+        without = ",".join(filter(None, (host, getproxies().get("no"))))
         click.echo(f"export no_proxy={shlex.quote(without)}")
 
 

@@ -348,7 +348,7 @@ def test_a_deepspeed_json_counts_as_the_fields_do(
     [("reduce_bucket_size", 5e9, "ZeRO 1", 16.8), ("stage3_max_live_parameters", 5e9, "ZeRO 3", 7.5)],
 )
 def test_sizes_in_a_deepspeed_json_count(key: str, size: float, strategy: str, gib: float, tmp_path: Path) -> None:
-    """By default, a bucket has 0.5 billion elements, in fp32, and 1 billion parameters are live, in bf16."""
+    """The defaults are 5e8 elements, in fp32, and 1e9, in bf16."""
     arguments = ("--parameters", "7B", "--accelerator-memory", "80GiB", "--sequence-length", "2048")
 
     def working(**zero: float) -> float:

@@ -338,9 +338,12 @@ def test_the_store_is_reached_without_a_proxy(
             monkeypatch.delenv(each, raising=False)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(Cluster, "running_status", lambda _: {"store": {"AWS_REGION": "us-east-1"}})
+    monkeypatch.setattr(Cluster, "running_status", lambda _: {"store": {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"}})
     lines = CliRunner().invoke(local, ["store"]).output.splitlines()
-    assert lines == ["export AWS_REGION=us-east-1", *([f"export no_proxy={without}"] if without else [])]
+    assert lines == [
+        "export AWS_ENDPOINT_URL_S3=http://127.0.0.1:1",
+        *([f"export no_proxy={without}"] if without else []),
+    ]
 
 
 def test_down_of_what_does_not_run_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,8 +124,9 @@ class PodVolumes:
                 await self._refresh(volume)
             except (ContainerConfigError, ValueError, OSError) as error:
                 failures.append((volume["name"], error))
-        for name, error in failures:
-            raise VolumeError(f'volume "{name}": {error}') from error
+        if failures:
+            name, first = failures[0]
+            raise VolumeError(f'volume "{name}": {first}') from first
 
     async def _refresh(self, volume: JSONObject) -> None:
         directory = self._root / volume["name"]

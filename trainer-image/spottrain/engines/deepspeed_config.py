@@ -62,7 +62,10 @@ def user_settings(config: EngineConfig) -> dict[str, Any]:
 
 
 def _of_job(config: EngineConfig, user: dict[str, Any]) -> dict[str, Any]:
-    """What the job sets apart from ZeRO, and defaults for what neither it nor the user's JSON sets."""
+    """What the job sets apart from ZeRO, and defaults.
+
+    The defaults are for what neither it nor the user's JSON sets.
+    """
     job = {} if config.clip_grad_norm is None else {"gradient_clipping": config.clip_grad_norm}
     defaults = {
         # Sums of many small numbers lose too much precision in bf16.
