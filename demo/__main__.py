@@ -25,7 +25,8 @@ from demo.results import result_table, verdict
 from spottrain.data.audit import Audit, read_audit
 from spottrain_api.contract import ENV_AUDIT_DIR
 from spottrain_api.v1alpha1 import FINISHED_PHASES
-from spottrain_cli.job_view import JobReader, JobSnapshot, UserError, now
+from spottrain_cli.api_access import UserError
+from spottrain_cli.job_view import JobReader, JobSnapshot, now
 from spottrain_cli.live_view import duration, job_view, money
 from spottrain_cli.report import html_report
 from spottrain_local.layout import checkout_root

@@ -20,7 +20,8 @@ import psutil
 from rich.console import Console
 
 from spottrain_api.v1alpha1 import Phase, Transition
-from spottrain_cli.job_view import JobSnapshot, UserError
+from spottrain_cli.api_access import UserError
+from spottrain_cli.job_view import JobSnapshot
 from spottrain_local.cluster import open_cluster
 from spottrain_local.layout import ClusterLayout, checkout_root, clusters_root
 

@@ -5,59 +5,34 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
-import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from ipaddress import ip_address
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
-from urllib.request import getproxies
-
-from urllib3 import Retry
-from urllib3.exceptions import HTTPError
 
 from spottrain_api.contract import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB_UID, PLURAL, TRAINER_CONTAINER, VERSION
 from spottrain_api.history import HISTORY_FIELD, HISTORY_PLURAL, HistoryPoint
 from spottrain_api.tolerant import Path, dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobStatus
 from spottrain_api.wording import listed, printable
+from spottrain_cli.api_access import (
+    CONNECT_SECONDS,
+    READ_SECONDS,
+    Forbidden,
+    NotThere,
+    UserError,
+    connect,
+    sentences,
+)
 
 # An operator that runs writes a new job's status in a second or two.
 UNSEEN_SECONDS = 10.0
-# An API server that restarts, or elects its store's leader, is back in less.
-OUTAGE_SECONDS = 60.0
-CONNECT_SECONDS = 5.0
-# An API server that has said nothing for so long does not answer.
-READ_SECONDS = 30.0
-
 NO_CRDS = (
     "The cluster does not know TrainingJobs: the chart is not installed (docs/tutorial/cluster.md), or KUBECONFIG "
     "names a different cluster."
 )
 
 T = TypeVar("T")
-
-
-class UserError(Exception):
-    """A mistake or a fault that the user can correct.
-
-    The text is a sentence that says how.
-    """
-
-
-class NotThere(UserError):
-    """The requested object does not exist."""
-
-
-class Forbidden(UserError):
-    """The user of the kubeconfig may not read the requested object."""
-
-
-class Unanswered(UserError):
-    """The API server can't answer now. The next request may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,38 +140,13 @@ class JobReader:
 
     def __init__(self, kubeconfig: str | None = None, namespace: str | None = None) -> None:
         # The import takes half a second, and only the commands that read a job need it.
-        from kubernetes import client, config
-        from kubernetes.config.kube_config import KubeConfigMerger
-        from yaml import YAMLError
+        from kubernetes import client
 
-        path = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-        try:
-            merged = KubeConfigMerger(path)
-            # Of several files, the client takes the last one's, and kubectl the first one that is not empty.
-            named = (file.get("current-context") for file in merged.config_files.values())
-            context = next(filter(None, named), None)
-            settings: Any = client.Configuration()
-            settings.retries = Retry(3, read=0)  # `answers` tries again, and says so
-            config.load_kube_config(config_file=path, context=context, client_configuration=settings)
-            # kubectl asks the environment's proxy for no address of this machine. The kubeconfig's own stays.
-            if _is_loopback(settings.host) and settings.proxy in getproxies().values():
-                settings.proxy = None
-            self._client: Any = client.ApiClient(settings)
-            active = merged.config["contexts"].get_with_name(context)["context"]
-            self.namespace: str = namespace or active.safe_get("namespace") or "default"
-        except (config.ConfigException, YAMLError, OSError, ValueError, AttributeError, TypeError) as error:
-            # The client walks through what it has parsed: of a text or a list, it misses methods.
-            said = getattr(error, "strerror", None) or " ".join(str(error).split())
-            if isinstance(error, AttributeError | TypeError):
-                said = "It holds no kubeconfig"
-            said = said.removeprefix("Invalid kube-config file. ").removesuffix(".")
-            raise UserError(
-                f"No cluster to talk to: kubeconfig {path}: {said}. Set KUBECONFIG, or start a cluster with "
-                "`spottrain local up`."
-            ) from error
+        connected, found = connect(kubeconfig)
+        self.namespace = namespace or found
         # Typed, they give `object` for what is JSON, and every field of a pod may be None.
-        self._objects: Any = client.CustomObjectsApi(self._client)
-        self._core: Any = client.CoreV1Api(self._client)
+        self._objects: Any = client.CustomObjectsApi(connected)
+        self._core: Any = client.CoreV1Api(connected)
         self._patience = {"_request_timeout": (CONNECT_SECONDS, READ_SECONDS)}
 
     def jobs(self, namespace: str | None) -> list[JobSnapshot]:
@@ -204,7 +154,7 @@ class JobReader:
 
         Their pods and events are left out. The jobs are in order of name.
         """
-        with _sentences(missing=NO_CRDS):
+        with sentences(missing=NO_CRDS):
             if namespace is None:
                 found = self._objects.list_cluster_custom_object(GROUP, VERSION, PLURAL, **self._patience)
             else:
@@ -227,7 +177,7 @@ class JobReader:
 
         def permitted(what: str, read: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:
             try:
-                with _sentences():
+                with sentences():
                     return read()
             except Forbidden:
                 forbidden.append(what)
@@ -263,7 +213,7 @@ class JobReader:
             UserError: There is no such pod, or it has no log yet.
         """
         gone = f"Pod {pod} is gone, and its log with it."
-        with _sentences(missing=gone), contextlib.closing(self._log(namespace, pod, since)) as response:
+        with sentences(missing=gone), contextlib.closing(self._log(namespace, pod, since)) as response:
             # The lines of the client's own function lack a last one without a line break.
             for line in response:
                 at, _, text = line.decode(errors="replace").removesuffix("\n").partition(" ")
@@ -274,7 +224,7 @@ class JobReader:
                 yield time_of_line, text
 
     def _job(self, namespace: str, name: str) -> dict[str, Any]:
-        with _sentences(missing=_missing(namespace, name)):
+        with sentences(missing=_missing(namespace, name)):
             return _object(
                 self._objects.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name, **self._patience)
             )
@@ -289,7 +239,7 @@ class JobReader:
         query = {"container": TRAINER_CONTAINER, "follow": "true", "timestamps": "true"}
         if since is not None:
             query["sinceTime"] = since.isoformat(timespec="seconds")
-        request = self._client.param_serialize(
+        request = self._core.api_client.param_serialize(
             "GET",
             "/api/v1/namespaces/{namespace}/pods/{pod}/log",
             path_params={"namespace": namespace, "pod": pod},
@@ -297,7 +247,7 @@ class JobReader:
             auth_settings=["BearerToken"],
         )
         # A script may print nothing for hours.
-        answer = self._client.call_api(*request, _request_timeout=(CONNECT_SECONDS, None))
+        answer = self._core.api_client.call_api(*request, _request_timeout=(CONNECT_SECONDS, None))
         if answer.status != 200:
             answer.read()
             raise ApiException(http_resp=answer)
@@ -334,7 +284,7 @@ class JobReader:
 
     def _history(self, namespace: str, name: str, uid: str) -> tuple[HistoryPoint, ...]:
         try:
-            with _sentences(missing=f"{name} has no history yet."):
+            with sentences(missing=f"{name} has no history yet."):
                 stored = self._objects.get_namespaced_custom_object(
                     GROUP, VERSION, namespace, HISTORY_PLURAL, name, **self._patience
                 )
@@ -389,81 +339,8 @@ def _object(answer: Any) -> dict[str, Any]:
     return answer
 
 
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    with contextlib.suppress(ValueError):
-        return ip_address(host).is_loopback
-    return host == "localhost"
-
-
-def _said(error: Any) -> str:
-    """What the API server says of an ApiException, with the status."""
-    try:
-        message = json.loads(error.body)["message"]
-    except (ValueError, TypeError, LookupError):
-        message = error.reason
-    return f"{printable(str(message))} ({error.status})"
-
-
 def _missing(namespace: str, name: str) -> str:
     return f"There is no TrainingJob {name} in namespace {namespace}. `kubectl get tj -A` lists them."
-
-
-@contextlib.contextmanager
-def _sentences(missing: str | None = None) -> Iterator[None]:
-    """Turn errors of the API into UserErrors.
-
-    Status 404 becomes NotThere with the text `missing`, and 403 becomes Forbidden.
-    """
-    from kubernetes.client.exceptions import ApiException
-
-    try:
-        yield
-    except ApiException as error:
-        if missing is not None and error.status == 404:
-            raise NotThere(missing) from error
-        if error.status == 429 or error.status >= 500:
-            raise Unanswered(
-                f"The API server can't answer now: {_said(error)}. If that lasts, check the cluster."
-            ) from error
-        kind = Forbidden if error.status == 403 else UserError
-        raise kind(
-            f"The API server refused the request: {_said(error)}. `kubectl auth can-i --list` shows your rights."
-        ) from error
-    except HTTPError as error:
-        raise Unanswered(
-            f"The API server does not answer ({error}). Check that the cluster runs (`spottrain local status`) and "
-            "that KUBECONFIG names it."
-        ) from error
-
-
-def answers(read: Callable[[], T], *, every: float, remark: Callable[[str], None]) -> Iterator[T]:
-    """Read again and again, also over an outage of the API server.
-
-    Args:
-        read: Reads once.
-        every: Seconds between two reads.
-        remark: Prints a sentence. Each outage is one.
-
-    Raises:
-        UserError: The first read fails, or a later one is refused.
-        Unanswered: The outage lasts longer than `OUTAGE_SECONDS`.
-    """
-    yield read()
-    failing_since = None
-    while True:
-        time.sleep(every)
-        try:
-            answer = read()
-        except Unanswered as error:
-            if failing_since is None:
-                failing_since = time.monotonic()
-                remark(f"{error} Trying again for {OUTAGE_SECONDS:.0f} s.")
-            elif time.monotonic() - failing_since >= OUTAGE_SECONDS:
-                raise
-        else:
-            failing_since = None
-            yield answer
 
 
 def pod_state(pod: Any) -> str:

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from spottrain_api.contract import Member
 from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationStatus, Phase, TrainingJobStatus
-from spottrain_cli.job_view import JobReader, UserError, answers
+from spottrain_cli.api_access import UserError, answers
+from spottrain_cli.job_view import JobReader
 
 POLL_SECONDS = 0.5
 # A connection that ends while the pod is still wanted is opened again after this time.

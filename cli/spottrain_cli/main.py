@@ -20,8 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase
+from spottrain_cli.api_access import UserError, answers
 from spottrain_cli.checkpoints import checkpoints
-from spottrain_cli.job_view import JobReader, JobSnapshot, UserError, answers, now, unseen_sentence
+from spottrain_cli.job_view import JobReader, JobSnapshot, now, unseen_sentence
 from spottrain_cli.live_view import duration, job_view, loss_text
 from spottrain_cli.logs import Follower, JobLogs
 from spottrain_cli.plan import plan

@@ -23,7 +23,7 @@ from spottrain_api.mistakes import mistakes
 from spottrain_api.strategy_choice import Choice, fits, usable_bytes, usable_share
 from spottrain_api.v1alpha1 import Strategy, TrainingJobSpec
 from spottrain_api.wording import counted
-from spottrain_cli.job_view import UserError
+from spottrain_cli.api_access import UserError
 from spottrain_cli.model_facts import count, read_config, size
 from spottrain_cli.refusals import refusals
 from spottrain_cli.what_fits import MOST_NODES, Hardware, PlannedJob, differences, smallest_change

@@ -419,7 +419,10 @@ def _is_owned_by_name(meta: Manifest, job: str) -> bool:
 
 
 def _protects(action: Action) -> bool:
-    """Whether it annotates a pod. To remove what it has is never put off: it would hold up the drain of a node."""
+    """Whether it annotates a pod.
+
+    To remove what it has is never put off: it would hold up the drain of a node.
+    """
     return isinstance(action, AnnotatePod) and any(action.annotations.values())
 
 

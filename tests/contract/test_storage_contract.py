@@ -427,7 +427,10 @@ def test_a_folder_whose_mount_is_broken_is_unavailable(
 
 
 def test_a_mount_point_whose_mount_is_broken_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder above knows that it exists. To `is_dir` of Python 3.14 and later, it is no folder."""
+    """The folder above knows that it exists.
+
+    To `is_dir` of Python 3.14 and later, it is no folder.
+    """
 
     def fail(path: object, *_: object, **__: object) -> None:
         raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(path))

@@ -16,8 +16,9 @@ from click.testing import CliRunner, Result
 from kubernetes.config import kube_config
 
 from answering_server import Answers, answering_server
-from spottrain_cli import job_view
-from spottrain_cli.job_view import JobReader, NotThere, Unanswered, UserError
+from spottrain_cli import api_access, job_view
+from spottrain_cli.api_access import NotThere, Unanswered, UserError
+from spottrain_cli.job_view import JobReader
 from spottrain_cli.main import main
 
 # Requests that are never answered end after it, if the client does not end them.
@@ -252,7 +253,7 @@ def test_the_exit_code_tells_a_failed_job_from_a_failed_command(command: tuple[s
 
 
 def test_an_outage_that_lasts_and_a_refusal_end_the_watching(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_view, "OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr(api_access, "OUTAGE_SECONDS", 0.0)
     for error, remarks in ((Unanswered("It is gone."), ["It is gone. Trying again for 0 s."]), (NotThere("No."), [])):
         said: list[str] = []
         given: Iterator[str | UserError] = itertools.chain(["here"], itertools.repeat(error))
@@ -262,7 +263,7 @@ def test_an_outage_that_lasts_and_a_refusal_end_the_watching(monkeypatch: pytest
                 raise found
             return found
 
-        watched = job_view.answers(read, every=0.0, remark=said.append)
+        watched = api_access.answers(read, every=0.0, remark=said.append)
         assert next(watched) == "here"
         with pytest.raises(type(error)):
             next(watched)

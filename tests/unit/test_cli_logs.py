@@ -15,7 +15,7 @@ import pytest
 
 from spottrain_api.contract import CapacityType, Member
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, TrainingJobStatus
-from spottrain_cli.job_view import UserError
+from spottrain_cli.api_access import UserError
 from spottrain_cli.logs import Follower
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -14,21 +14,13 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from model_configs import LLAMA2_7B
 from spottrain_api.contract import DeepSpeedConfig
 from spottrain_api.memory_estimate import GIB
 from spottrain_api.settings import Batch
 from spottrain_api.v1alpha1 import Nodes, OnDemandCapacity, TrainingJobSpec
-from spottrain_cli.job_view import UserError
 from spottrain_cli.main import main
-from spottrain_cli.model_facts import count, of_config, read_config, size
 from spottrain_cli.plan import read_job
-
-GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
-LLAMA2_7B = {
-    **{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
-    **{"vocab_size": 32000, "intermediate_size": 11008, "hidden_act": "silu", "tie_word_embeddings": False},
-}
-MISTRAL_7B = {**LLAMA2_7B, "model_type": "mistral", "num_key_value_heads": 8, "intermediate_size": 14336}
 
 
 def run(folder: Path, *arguments: str, columns: int = 80, **spec: Any) -> Result:
@@ -460,51 +452,3 @@ def test_a_file_without_a_job_is_refused(text: str | bytes, sentence: str) -> No
     result = CliRunner().invoke(main, arguments, input=text)
     assert result.exit_code == 1
     assert sentence in result.output
-
-
-@pytest.mark.parametrize(
-    ("config", "parameters"),
-    [
-        pytest.param(GPT2, 124_439_808, id="GPT-2"),
-        pytest.param(LLAMA2_7B, 6_738_415_616, id="Llama 2 7B"),
-        pytest.param(MISTRAL_7B, 7_241_732_096, id="Mistral 7B"),
-    ],
-)
-def test_parameters_are_counted_as_published(config: dict[str, Any], parameters: int) -> None:
-    facts = of_config(config, "config.json")
-    assert facts.num_parameters == pytest.approx(parameters, rel=0.001)
-    assert facts.vocabulary == config["vocab_size"]
-
-
-def test_fields_of_a_config_that_are_null_count_as_absent(tmp_path: Path) -> None:
-    (tmp_path / "nulls.json").write_text(json.dumps({**LLAMA2_7B, "text_config": None, "n_positions": None}))
-    assert read_config(tmp_path / "nulls.json") == of_config(LLAMA2_7B, "config.json")
-
-
-@pytest.mark.parametrize("text", ["[1, 2]", '{"text_config": [1, 2]}'])
-def test_a_config_that_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "list.json").write_text(text)
-    result = run(tmp_path, "--config", str(tmp_path / "list.json"), "--accelerator-memory", "80GiB")
-    assert result.exit_code != 0
-    assert "list.json does not hold a JSON object. Give the config.json of the model." in in_one_line(result.output)
-
-
-def test_a_config_that_says_too_little_is_refused() -> None:
-    with pytest.raises(UserError, match=r"an encoder and a decoder, .* Give --parameters"):
-        of_config({"d_model": 512, "is_encoder_decoder": True}, "config.json")
-    with pytest.raises(UserError, match=r"config.json has no num_hidden_layers. Give --parameters instead"):
-        of_config({"hidden_size": 8}, "config.json")
-    with pytest.raises(UserError, match=r"config.json has no n_positions. Give --parameters instead"):
-        of_config({**GPT2, "n_positions": "1024"}, "config.json")
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("7B", 7e9), ("1.3e9", 1.3e9), ("350m", 350e6), ("124439808", 124439808), ("2T", 2e12)]
-)
-def test_counts_are_read(text: str, value: float) -> None:
-    assert count(text) == value
-
-
-@pytest.mark.parametrize(("text", "value"), [("80GiB", 80 << 30), ("24Gi", 24 << 30), ("16 GB", 16 * 10**9)])
-def test_sizes_are_read(text: str, value: int) -> None:
-    assert size(text) == value

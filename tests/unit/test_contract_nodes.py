@@ -67,7 +67,7 @@ KARPENTER = "karpenter.sh/disrupted"
 
 
 def test_a_node_that_a_finalizer_holds_is_drained_and_one_that_is_gone_has_no_time_left() -> None:
-    """Karpenter puts a finalizer on each of its nodes, and its deletion of one begins the drain."""
+    """Karpenter holds each of its nodes so: its deletion of one begins the drain."""
     held = tainted({"key": KARPENTER, "effect": "NoSchedule"})
     held["metadata"] |= {"deletionTimestamp": NOW.isoformat(), "finalizers": ["karpenter.sh/termination"]}
     notices = node_notices("n4", {"n4": held}, NOW)

@@ -150,7 +150,7 @@ def on_a_node_that_is_down(scene: Scene) -> Scene:
 
 
 def test_a_pod_that_lands_on_a_node_that_is_down_holds_its_place_and_is_named() -> None:
-    """As with a template that tolerates everything: its replacement could land there again."""
+    """Its template tolerates everything: a replacement could land there again."""
     plan = on_a_node_that_is_down(waiting_job(2, nodes={"min": 2, "max": 2})).plan()
     assert not [action for action in plan.actions if isinstance(action, CreatePod | DeletePod)]
     healthy = plan.status.condition("PodsHealthy")

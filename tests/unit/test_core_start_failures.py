@@ -114,7 +114,7 @@ def test_containers_that_end_before_they_train_are_not_replaced_for_ever() -> No
 
 
 def pause_after(*created: float) -> float:
-    """Seconds until the next pod is created, from the last of these that ended before they could train."""
+    """Seconds from the last of these ends before training to the next pod."""
     scene = training_job(nodes={"min": 1, "max": 40}).generation(state=ENDED, ended_at=at(100), reason="NodeLost")
     for sequence in range(1, 5):
         scene = scene.without_pod(sequence)

@@ -3,188 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
-import aiohttp
 import pytest
-from benchmarks.ports import free_ports
 
-from memory_cluster import MemoryCluster
-from operator_world import KEY, job, older_definition
-from pod_tokens import pod_token
+from operator_world import KEY, older_definition
+from running_operator import SYSTEM, LeaseAway, Running, begin, settings_of
 from spottrain_api import crd
-from spottrain_api.contract import TAINT_PREEMPTION, TOKEN_AUDIENCE, AgentPhase, AgentReport
+from spottrain_api.contract import TAINT_PREEMPTION
 from spottrain_operator import process
-from spottrain_operator.clock import SteadyClock
 from spottrain_operator.cluster import led_namespaces
-from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest, PodIdentity
-from spottrain_operator.cluster.lease import LEASE_NAME, LeaderElection, LeaseSettings
+from spottrain_operator.cluster.client import Manifest
+from spottrain_operator.cluster.lease import LEASE_NAME
 from spottrain_operator.controller import PLACES, Priority
-from spottrain_operator.core.model import DeletePod, Observed, Plan
+from spottrain_operator.core.model import Observed, Plan
 from spottrain_operator.core.plan import plan
 from spottrain_operator.core.scope import Scope
-from spottrain_operator.core.timing import OPERATOR_RESTART_GRACE, SILENT_ALONE
-from spottrain_operator.process import LeadershipLostError, Operator, OperatorSettings
-
-SYSTEM = "system"
-ALL = Scope()
-
-
-class LeaseAway(MemoryCluster):
-    """A cluster whose API server answers nothing about leases while it is away.
-
-    It creates pods only while `creates` is set, and writes no status of jobs in `held`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_away = False
-        self.num_tries_away = 0
-        self.creates = asyncio.Event()
-        self.creates.set()
-        self.held: dict[str, asyncio.Event] = {}
-
-    async def create_pod(self, pod: Manifest) -> Manifest:
-        await self.creates.wait()
-        return await super().create_pod(pod)
-
-    async def replace_job_status(self, job: Manifest) -> Manifest:
-        if job["metadata"]["name"] in self.held:
-            await self.held[job["metadata"]["name"]].wait()
-        return await super().replace_job_status(job)
-
-    async def read_lease(self, namespace: str, name: str) -> Manifest | None:
-        if self.is_away:
-            self.num_tries_away += 1
-            raise ClusterError("connection refused")
-        return await super().read_lease(namespace, name)
-
-
-@dataclass
-class Running:
-    cluster: LeaseAway
-    task: asyncio.Task[None]
-    settings: OperatorSettings
-
-    async def is_ready(self) -> bool:
-        try:
-            url = f"http://127.0.0.1:{self.settings.health_port}/readyz"
-            async with aiohttp.ClientSession() as session, session.get(url) as answer:
-                return answer.status == 200
-        except aiohttp.ClientConnectionError:  # it does not listen yet
-            return False
-
-    async def answer_to_agents(self) -> int | None:
-        """The status that an agent without a token gets; None if the kernel refuses it."""
-        try:
-            url = f"https://127.0.0.1:{self.settings.port}/v1/assignment"
-            async with aiohttp.ClientSession() as session, session.get(url, ssl=False) as answer:
-                return answer.status
-        except aiohttp.ClientConnectorError:
-            return None
-
-    async def report_until(self, condition: Callable[[], bool], pod: str, **state: object) -> None:
-        """Report as the agent of a pod does, again and again."""
-        uid = self.cluster.pods[KEY.namespace, pod]["metadata"]["uid"]
-        identity = PodIdentity(namespace=KEY.namespace, pod=pod, uid=uid)
-        token = pod_token(identity)
-        self.cluster.tokens[token, TOKEN_AUDIENCE] = identity
-        values = {"pod": pod, "pod_uid": uid, "warm": True, "rendezvous_port": 4000, "sent_at": datetime.now(UTC)}
-        body, headers = AgentReport.model_validate(values | state).to_json(), {"Authorization": f"Bearer {token}"}
-        url = f"https://127.0.0.1:{self.settings.port}/v1/report"
-        async with asyncio.timeout(20), aiohttp.ClientSession(headers=headers) as session:
-            while not condition():
-                async with session.post(url, data=body, ssl=False):
-                    await asyncio.sleep(0.01)
-
-    def run_pods(self) -> None:
-        """Let all pods be up, each on a node of its own."""
-        at = datetime.now(UTC).isoformat()
-        conditions = [
-            {"type": each, "status": "True", "lastTransitionTime": at} for each in ("PodScheduled", "Ready")
-        ]
-        for (_, name), pod in self.cluster.pods.items():
-            node = {"metadata": {"name": f"node-of-{name}"}, "spec": {}}
-            self.cluster.put_node(node | {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
-            pod["spec"]["nodeName"] = f"node-of-{name}"
-            containers = [{"name": "trainer", "ready": True, "state": {"running": {"startedAt": at}}}]
-            status = {"phase": "Running", "podIP": "127.9.0.1", "conditions": conditions}
-            pod["status"] = status | {"containerStatuses": containers}
-
-    def apply(self, name: str) -> None:
-        manifest = job(checkpoint={"uri": f"s3://bucket/{name}"})
-        self.cluster.put_job(manifest | {"metadata": manifest["metadata"] | {"name": name}})
-
-    def num_pods(self, name: str) -> int:
-        return sum(pod.startswith(f"{name}-") for _, pod in self.cluster.pods)
-
-    def status(self, name: str) -> Manifest:
-        found: Manifest = self.cluster.jobs[JobKey(namespace=KEY.namespace, name=name)]["status"]
-        return found
-
-    def place(self, name: str, *, on: str, taint: str) -> None:
-        """Let the first pod of a job have been for long on a node, which has a taint now."""
-        node = {"metadata": {"name": on}, "spec": {"taints": [{"key": taint, "effect": "NoSchedule"}]}}
-        self.cluster.put_node(node | {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
-        pod = self.cluster.pods[KEY.namespace, f"{name}-1"]
-        pod["spec"]["nodeName"] = on
-        placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-        pod.setdefault("status", {})["conditions"] = [placed]
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not condition():
-                assert not self.task.done(), self.task
-                await asyncio.sleep(0.01)
-
-    async def until_pods(self, name: str, number: int) -> None:
-        await self.until(lambda: self.num_pods(name) == number)
-
-    async def keep_trying(self, times: int) -> None:
-        """Wait until the operator has asked for its lease so many times in vain."""
-        before = self.cluster.num_tries_away
-        await self.until(lambda: self.cluster.num_tries_away > before + times)
-
-    async def until_measured(self, names: set[str]) -> None:
-        """Wait until the jobs with metrics are these."""
-        url, found = f"http://127.0.0.1:{self.settings.metrics_port}/metrics", None
-        async with asyncio.timeout(20), aiohttp.ClientSession() as session:
-            while found != names:
-                async with session.get(url) as answer:
-                    found = set(re.findall(r'job_name="([^"]+)"', await answer.text()))
-
-    async def until_ready(self, expected: bool) -> None:
-        async with asyncio.timeout(20):
-            while await self.is_ready() is not expected:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-
-
-def settings_of(identity: str, scope: Scope = ALL) -> OperatorSettings:
-    ports = free_ports(3)
-    return OperatorSettings(
-        control_url="https://127.0.0.1:1",
-        lease=LeaseSettings(
-            namespace=SYSTEM,
-            identity=identity,
-            duration_seconds=2,
-            renew_deadline_seconds=0.5,
-            retry_seconds=0.02,
-            scope=scope,
-        ),
-        host="127.0.0.1",
-        port=ports[0],
-        health_port=ports[1],
-        metrics_port=ports[2],
-    )
-
-
-def begin(settings: OperatorSettings, cluster: LeaseAway, stop: asyncio.Event) -> asyncio.Task[None]:
-    election = LeaderElection(cluster, settings.lease)
-    return asyncio.create_task(Operator(settings, cluster, cluster, election).run(stop))  # type: ignore[arg-type]
+from spottrain_operator.process import LeadershipLostError
 
 
 @pytest.fixture
@@ -293,126 +130,6 @@ async def test_nothing_is_kept_of_a_job_that_is_deleted_during_an_outage(operato
     await operator.keep_trying(20)  # until the watches have shown this
     cluster.is_away = False
     await operator.until_measured({"other"})
-
-
-@dataclass
-class Clocks:
-    """The clocks of the operator's machine.
-
-    A test can let time pass, or set the time of day.
-    """
-
-    passed: float = 0.0
-    ahead: float = 0.0
-
-    def wall(self) -> datetime:
-        return datetime.now(UTC) + timedelta(seconds=self.passed + self.ahead)
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.passed
-
-
-@dataclass
-class Decisions:
-    """What is decided, and by what."""
-
-    made: list[tuple[Observed, Plan]] = field(default_factory=list)
-
-    def __call__(self, observed: Observed, now: datetime) -> Plan:
-        self.made.append((observed, plan(observed, now)))
-        return self.made[-1][1]
-
-    def heed(self, pod: str, phase: AgentPhase) -> Callable[[], bool]:
-        """Whether the newest decision is by such a report."""
-
-        def heeded() -> bool:
-            reports = self.made[-1][0].reports.values() if self.made else ()
-            return any((view.report.pod, view.report.phase) == (pod, phase) for view in reports)
-
-        return heeded
-
-
-@dataclass
-class Training:
-    """An operator whose clocks a test can set, and a job in its first generation."""
-
-    running: Running
-    clocks: Clocks
-    decisions: Decisions
-    pods: list[str]
-
-    @property
-    def cluster(self) -> LeaseAway:
-        return self.running.cluster
-
-    @property
-    def generation(self) -> Manifest:
-        found: Manifest = self.running.status(KEY.name)["generation"]
-        return found
-
-    async def hear(self, *pods: str, phase: AgentPhase) -> None:
-        """Let these pods report, until a decision is by their reports."""
-        for pod in pods:
-            await self.running.report_until(self.decisions.heed(pod, phase), pod, generation=1, phase=phase)
-
-    def assert_undisturbed(self) -> None:
-        made = (action for _, plan in self.decisions.made for action in plan.actions)
-        assert not any(isinstance(action, DeletePod) for action in made)
-        assert self.generation["state"] == "Active"
-
-
-@pytest.fixture
-async def training(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Training]:
-    clocks, decisions = Clocks(), Decisions()
-    monkeypatch.setattr(process, "SteadyClock", lambda: SteadyClock(wall=clocks.wall, monotonic=clocks.monotonic))
-    monkeypatch.setattr(process, "CLOCK_SECONDS", 0.01)
-    monkeypatch.setattr(process, "plan", decisions)
-    cluster, settings, stop = LeaseAway(), settings_of("a"), asyncio.Event()
-    task = begin(settings, cluster, stop)
-    running = Running(cluster, task, settings)
-    running.apply(KEY.name)
-    pods = [f"{KEY.name}-{number}" for number in (1, 2, 3)]
-    training = Training(running, clocks, decisions, pods)
-    try:
-        await running.until_pods(KEY.name, 3)
-        await running.until_ready(True)
-        running.run_pods()
-        for pod in pods:
-            await running.report_until(decisions.heed(pod, AgentPhase.IDLE), pod)
-        await running.until(lambda: "generation" in running.status(KEY.name))
-        await training.hear(*pods, phase=AgentPhase.STARTING)
-        yield training
-    finally:
-        stop.set()
-        await asyncio.wait({task}, timeout=20)
-
-
-async def test_agents_that_come_back_after_an_outage_one_after_the_other_are_not_missed(training: Training) -> None:
-    """Nobody could hear them meanwhile. One that stays away is missed later."""
-    cluster, running = training.cluster, training.running
-    cluster.is_away = True
-    await running.until_ready(False)
-    training.clocks.passed += 2 * SILENT_ALONE
-    training.decisions.made.clear()
-    cluster.is_away = False
-    await training.hear(*training.pods[:2], phase=AgentPhase.RUNNING)
-    training.assert_undisturbed()
-    training.clocks.passed += SILENT_ALONE + 2 * OPERATOR_RESTART_GRACE
-    going = {"generation": 1, "phase": AgentPhase.RUNNING}
-    await running.report_until(lambda: training.generation.get("reason") == "NodeLost", training.pods[0], **going)
-
-
-@pytest.mark.parametrize("jump", [timedelta(minutes=5), timedelta(minutes=-5)], ids=["forward", "back"])
-async def test_a_leader_whose_clock_is_set_leads_on_by_the_new_time(training: Training, jump: timedelta) -> None:
-    """As after a suspension of its machine. No agent counts as silent for that."""
-    decisions = training.decisions
-    before = decisions.made[-1][0].listening_since
-    decisions.made.clear()
-    training.clocks.ahead = jump.total_seconds()
-    await training.hear(*training.pods, phase=AgentPhase.RUNNING)
-    await training.running.until(lambda: abs(decisions.made[-1][0].listening_since - before) > abs(jump) / 2)
-    await training.hear(*training.pods, phase=AgentPhase.RUNNING)
-    training.assert_undisturbed()
 
 
 async def test_a_leader_ends_if_another_has_led_meanwhile(operator: Running) -> None:

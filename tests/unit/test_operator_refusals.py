@@ -31,7 +31,10 @@ def type_of(pod: Manifest) -> str:
 
 
 class RefusingCluster(CrashingCluster):
-    """Refuses pods while `error` is set. `only` limits it to those of one capacity type."""
+    """Refuses pods while `error` is set.
+
+    `only` limits it to those of one capacity type.
+    """
 
     error: ClusterError | None = None
     only: CapacityType | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import (
-    CosineAnnealingLR,
     LambdaLR,
-    LinearLR,
-    LRScheduler,
-    MultiStepLR,
-    SequentialLR,
-    StepLR,
 )
 
 import spottrain
 from one_rank_runs import STEPS, train
 from spottrain.checkpoint import UnsupportedState
 from spottrain.engines.buffers import check_buffers
-from spottrain.recovery.training_state import TrainingState
 from spottrain.schedules import warmup_cosine
 from spottrain.world.failures import UserError
 from spottrain_api.contract import StabilityAction, StabilityConfig
@@ -227,132 +220,6 @@ def test_parameters_that_the_optimizer_does_not_have_keep_no_gradients(strategy:
         skipped_steps = session._context.reporter.progress.skipped_steps
     assert kept == [False] * 8
     assert skipped_steps == 1
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        lambda optimizer: CosineAnnealingLR(optimizer, 17),
-        lambda optimizer: SequentialLR(
-            optimizer, [LinearLR(optimizer, 0.3, total_iters=3), CosineAnnealingLR(optimizer, 17)], [2]
-        ),
-        lambda optimizer: SequentialLR(
-            optimizer, [LinearLR(optimizer, 0.3, total_iters=3), MultiStepLR(optimizer, [1])], [4]
-        ),
-    ],
-    ids=["cosine", "sequence", "milestones"],
-)
-def test_schedules_of_learning_rates_that_are_tensors_go_on_bit_for_bit(
-    schedule: Callable[[Optimizer], LRScheduler], tmp_path: Path
-) -> None:
-    steady = train(f"file://{tmp_path}/steady", schedule, STEPS)
-    train(f"file://{tmp_path}/resumed", schedule, STEPS // 2)
-    assert torch.equal(train(f"file://{tmp_path}/resumed", schedule, STEPS), steady)
-
-
-@pytest.mark.parametrize(
-    ("has_schedule", "length", "said"),
-    [
-        pytest.param(True, STEPS + 2, [f"is of a run of {STEPS} steps, and this run has {STEPS + 2}"], id="longer"),
-        pytest.param(True, STEPS, [], id="as-long"),
-        pytest.param(False, STEPS + 2, [], id="no-schedule"),
-    ],
-)
-def test_a_run_that_resumes_with_another_length_says_what_becomes_of_its_learning_rates(
-    has_schedule: bool, length: int, said: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for last in (STEPS, length):
-        train(f"file://{tmp_path}", warmup_cosine(total=last) if has_schedule else None, last)
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    found = [message for message in warnings if "Learning rates" in message]
-    assert len(found) == len(said)
-    assert all(sentence in message for sentence, message in zip(said, found, strict=True))
-
-
-@pytest.mark.parametrize("rate", [0.25, torch.tensor(0.25)], ids=["number", "tensor"])
-def test_a_schedule_that_a_run_gains_says_where_it_starts(
-    rate: float | torch.Tensor, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for last, schedule in ((2, None), (3, warmup_cosine(total=4))):
-        train(f"file://{tmp_path}", schedule, last, make=lambda weights: torch.optim.AdamW(weights, rate))
-    said = "The checkpoint at step 2 was made without a schedule, and the script's schedule starts at its own step 0."
-    assert said in caplog.text
-
-
-def sequence(optimizer: Optimizer) -> LRScheduler:
-    return SequentialLR(optimizer, [LinearLR(optimizer), StepLR(optimizer, 3)], [4])
-
-
-def other_sequence(optimizer: Optimizer) -> LRScheduler:
-    return SequentialLR(optimizer, [warmup_cosine(total=STEPS)(optimizer), StepLR(optimizer, 3)], [4])
-
-
-@pytest.mark.parametrize(
-    ("before", "name"),
-    [(lambda optimizer: CosineAnnealingLR(optimizer, 4), "CosineAnnealingLR"), (sequence, "SequentialLR")],
-    ids=["cosine", "sequence"],
-)
-def test_a_schedule_of_another_class_continues_at_the_step_of_the_commit(
-    before: Callable[[Optimizer], LRScheduler], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """From the second step after the resume on; the first has the rate of the commit."""
-    rates: list[float] = []
-
-    def make(weights: Iterator[nn.Parameter]) -> Optimizer:
-        optimizer = torch.optim.AdamW(weights, 0.5)
-        optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
-        return optimizer
-
-    train(f"file://{tmp_path}", before, 2, make=make)
-    train(f"file://{tmp_path}", lambda optimizer: LambdaLR(optimizer, lambda step: 0.5**step), 5, make=make)
-    assert rates[-2:] == [0.5 * 0.5**3, 0.5 * 0.5**4]
-    assert f"made with the schedule {name}, and the script's LambdaLR continues from there." in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "said"),
-    [
-        pytest.param(
-            lambda optimizer: StepLR(optimizer, 3),
-            sequence,
-            "was made with the schedule StepLR, from which the script's SequentialLR can't continue. Use a LambdaLR",
-            id="class",
-        ),
-        pytest.param(
-            sequence,
-            other_sequence,
-            "holds a state of the schedule that can't be loaded: KeyError('lr_lambdas'). Set the schedule back, or",
-            id="parts",
-        ),
-    ],
-)
-def test_a_schedule_that_cannot_continue_from_that_of_the_commit_is_refused(
-    before: Callable[[Optimizer], LRScheduler],
-    now: Callable[[Optimizer], LRScheduler],
-    said: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    train(f"file://{tmp_path}", before, 2)
-    with pytest.raises(SystemExit, match="1"):
-        train(f"file://{tmp_path}", now, 4)
-    assert f"spottrain: The checkpoint at step 2 {said}" in capsys.readouterr().err
-
-
-def test_a_commit_that_does_not_name_the_class_of_its_schedule_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As those of the release before."""
-    whole = train(f"file://{tmp_path}/whole", sequence, STEPS)
-    extra = TrainingState.extra
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            TrainingState,
-            "extra",
-            lambda state: {name: value for name, value in extra(state).items() if name != "scheduler_class"},
-        )
-        train(f"file://{tmp_path}/halves", sequence, STEPS // 2)
-    assert torch.equal(train(f"file://{tmp_path}/halves", sequence, STEPS), whole)
 
 
 def test_what_has_changed_since_the_commit_is_one_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -254,7 +254,10 @@ def next_try(refusal: Refusal) -> datetime:
 
 
 def refusal_of(situation: Situation, draft: Draft) -> Refusal | None:
-    """Why pods that the job lacks can't be created; None if it lacks none of a type that is refused."""
+    """Why pods that the job lacks can't be created.
+
+    None if it lacks none of a type that is refused.
+    """
     refusal = situation.refusal
     lacks = refusal is not None and not refusal.capacity_types.isdisjoint(missing(situation, draft))
     return refusal if lacks else None

@@ -255,7 +255,7 @@ def _lasting_refusal(situation: Situation) -> Refusal | None:
 
 
 def _may_start(situation: Situation) -> bool:
-    """Whether the container of a pod has started, or may on the node that the pod has.
+    """Whether a pod's container has started, or may on the node that the pod has.
 
     Events are read of one pod alone: what it can't mount, those that create their containers can't either.
     """

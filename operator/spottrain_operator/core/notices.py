@@ -110,7 +110,9 @@ def _notices_of(pod: PodView, observed: Observed, now: datetime) -> list[Notice]
 
 
 def _signals(node: NodeView, newest: Mapping[str, Notice]) -> list[tuple[str, float]]:
-    """What a node without a notice in force shows of its loss: sentences, each with the seconds that remain.
+    """What a node without a notice in force shows of its loss.
+
+    These are sentences, each with the seconds that remain.
 
     The watcher's taint means nothing once its notice is taken back. The agent may know that before the node shows it.
     """

@@ -156,7 +156,10 @@ class TrainingState:
         scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
 
     def _other_schedule(self, loaded: Loaded) -> str | None:
-        """The class of the commit's schedule, if it is not the script's. Older commits don't name it."""
+        """The class of the commit's schedule, if it is not the script's.
+
+        Older commits don't name it.
+        """
         before = loaded.extra.get("scheduler_class")
         return before if self.scheduler is not None and before != type(self.scheduler).__name__ else None
 

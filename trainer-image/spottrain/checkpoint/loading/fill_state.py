@@ -55,9 +55,9 @@ def _of_unused_parameters(tensors: codec.Tensors, manifest: Manifest) -> list[st
 
 
 def _new_options(tensors: codec.Tensors, manifest: Manifest) -> list[str]:
-    """Options that the optimizer has gained since the checkpoint, such as those of a schedule.
+    """Options that the optimizer has gained since the checkpoint.
 
-    They are tensors if the learning rate is one.
+    Those of a schedule are among them. They are tensors if the learning rate is one.
     """
     known = manifest.tree.get("optimizer", ())
     return [name for name in tensors if name.startswith(OPTIMIZER_OPTIONS) and name.partition(".")[2] not in known]

@@ -200,7 +200,7 @@ class FileStorage:
 
 
 def _cause(error: OSError, folder: Path) -> OSError:
-    """What is wrong with a folder that exists, but seems to be none, such as a broken mount."""
+    """What is wrong with a folder that exists, but seems to be none."""
     try:
         folder.stat()
     except OSError as found:
