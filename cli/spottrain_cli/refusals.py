@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import DeepSpeedConfig, FsdpConfig
+from spottrain_api.contract import CapacityType, DeepSpeedConfig, FsdpConfig
 from spottrain_api.v1alpha1 import MAX_MEMBERS, Precision, Sharding, Strategy, TrainingJobSpec
 
 
@@ -13,6 +13,7 @@ def refusals(spec: TrainingJobSpec) -> list[str]:
     """
     nodes, batch, deepspeed = spec.nodes, spec.batch, spec.deepspeed
     on_demand, spot = spec.capacity.on_demand, spec.capacity.spot
+    types = {pool.capacity_type for pool in spec.capacity.pools}
     largest_world = nodes.max * spec.processes_per_node
     idle = {
         Strategy.FSDP: spec.fsdp != FsdpConfig(),
@@ -30,6 +31,16 @@ def refusals(spec: TrainingJobSpec) -> list[str]:
         "capacity.onDemand.max and capacity.spot.max together are less than nodes.min; raise one of them": (
             on_demand.max is not None and spot.max is not None and on_demand.max + spot.max < nodes.min
         ),
+        **{
+            f"capacity.pools has only {kind.value} pools, and capacity.{field}.max is less than nodes.min; raise it, "
+            "lower nodes.min, or add a pool of the other type": (
+                types == {kind} and limit is not None and limit < nodes.min
+            )
+            for kind, field, limit in (
+                (CapacityType.ON_DEMAND, "onDemand", on_demand.max),
+                (CapacityType.SPOT, "spot", spot.max),
+            )
+        },
         "batch.micro is larger than batch.global; lower micro or raise global": batch.micro > batch.global_,
         "batch.global is below the largest world size (nodes.max times processesPerNode), which leaves a rank "
         "without a sample; raise batch.global or lower nodes.max": batch.global_ < largest_world,

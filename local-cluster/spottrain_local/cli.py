@@ -74,7 +74,8 @@ def with_sentences(function: Callable[P, R]) -> Callable[P, R]:
         except LocalClusterError as error:
             raise click.ClickException(str(error)) from error
         except PermissionError as error:
-            raise click.ClickException(f"{error.filename} belongs to another user. Ask as that user.") from error
+            what = f"{error.filename} belongs" if error.filename else "The cluster may belong"
+            raise click.ClickException(f"{what} to another user. Ask as that user.") from error
 
     return wrapped
 

@@ -22,6 +22,8 @@ from spottrain_api.v1alpha1 import Nodes, OnDemandCapacity, TrainingJobSpec
 from spottrain_cli.main import main
 from spottrain_cli.plan import read_job
 
+SPOT_POOL = {"name": "spot", "provider": "eks", "capacityType": "spot"}
+
 
 def run(folder: Path, *arguments: str, columns: int = 80, **spec: Any) -> Result:
     job = {
@@ -411,6 +413,7 @@ def test_bad_input_is_answered_by_a_sentence(
         {"capacity": {"onDemand": {"min": 3, "max": 2}}},
         {"capacity": {"onDemand": {"min": 9}}},
         {"capacity": {"onDemand": {"max": 1}, "spot": {"max": 0}}},
+        {"nodes": {"min": 4, "max": 8}, "capacity": {"spot": {"max": 2}, "pools": [SPOT_POOL]}},
         {"batch": {"global": 64, "micro": 65}},
         {"batch": {"global": 31}},
         {"precision": "fp16"},

@@ -115,7 +115,10 @@ def test_containers_that_end_before_they_train_are_not_replaced_for_ever() -> No
 
 def pause_after(*created: float) -> float:
     """Seconds from the last of these ends before training to the next pod."""
-    scene = training_job(nodes={"min": 1, "max": 40}).generation(state=ENDED, ended_at=at(100), reason="NodeLost")
+    last_try = sum(max(created) - seconds <= 5 for seconds in created)
+    scene = training_job(nodes={"min": 1, "max": last_try}).generation(
+        state=ENDED, ended_at=at(100), reason="NodeLost"
+    )
     for sequence in range(1, 5):
         scene = scene.without_pod(sequence)
     for sequence, seconds in enumerate(created, start=5):
@@ -225,12 +228,12 @@ QUOTED = (
 )
 
 
-def test_a_new_job_whose_pods_are_rejected_by_a_kubelet_ends_with_its_words() -> None:
+def test_a_new_job_whose_pods_are_rejected_by_a_kubelet_waits_and_says_its_words() -> None:
     scene = waiting_job(3, nodes={"min": 1, "max": 1})
     for sequence in range(1, 4):
         scene = scene.pod(sequence, **REJECTED).forgets(sequence)
     status = scene.plan().status
-    assert status.phase is Phase.FAILED
+    assert status.phase is Phase.PENDING, "another node, or the same one later, may take the next"
     assert f"3 pods ended before they could train; the last: {QUOTED.format(3)}" in status.message
     assert "kubectl logs" not in status.message, "no container has run"
 

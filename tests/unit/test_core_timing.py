@@ -287,7 +287,7 @@ def is_tried_again_after_many_tries(seconds: float) -> bool:
 
 def ended_early(number: int, seconds: float) -> Scene:
     """A new job with `number` pods that ended early, created `seconds` ago."""
-    scene = replace(waiting_job(number), now=at(700))
+    scene = replace(waiting_job(number, nodes={"min": 1, "max": number}), now=at(700))
     for sequence in range(1, number + 1):
         scene = scene.forgets(sequence).pod(sequence, **ENDED_EARLY, created_at=at(700 - seconds))
     return scene

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,29 @@ def test_a_run_with_other_groups_of_parameters_keeps_the_rates_of_the_commit(
     train(f"file://{tmp_path}", schedule, 4, make=make)
     number = 2 if is_split else 1
     assert rates[-2:] == [[0.5 * 0.5**step] * number for step in (2, 3)]
+
+
+def test_a_run_whose_groups_of_parameters_are_in_another_order_keeps_their_rates(tmp_path: Path) -> None:
+    """Base rates follow their group, also after the first step."""
+    rates: list[tuple[float, float]] = []
+
+    def make(weights: Iterator[nn.Parameter], *, turned: bool) -> Optimizer:
+        weight, bias = weights
+        groups = [{"params": [weight], "lr": 0.1}, {"params": [bias], "lr": 0.2}]
+        optimizer = torch.optim.AdamW(groups[::-1] if turned else groups)
+        optimizer.register_step_pre_hook(
+            lambda *_: rates.append((rate_of(optimizer, weight), rate_of(optimizer, bias)))
+        )
+        return optimizer
+
+    for last, turned in ((2, False), (5, True)):
+        train(f"file://{tmp_path}", halving, last, make=functools.partial(make, turned=turned))
+    assert rates[-3:] == [(0.1 * 0.5**step, 0.2 * 0.5**step) for step in (2, 3, 4)]
+
+
+def rate_of(optimizer: Optimizer, parameter: nn.Parameter) -> float:
+    groups = optimizer.param_groups
+    return float(next(group["lr"] for group in groups if any(each is parameter for each in group["params"])))
 
 
 class HalfMomentum(Optimizer):

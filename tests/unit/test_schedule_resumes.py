@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import (
+    ChainedScheduler,
     CosineAnnealingLR,
     LambdaLR,
     LinearLR,
@@ -115,6 +116,12 @@ def test_a_schedule_of_another_class_continues_at_the_step_of_the_commit(
             sequence,
             "was made with the schedule StepLR, from which the script's SequentialLR can't continue. Use a LambdaLR",
             id="class",
+        ),
+        pytest.param(
+            lambda optimizer: ChainedScheduler([StepLR(optimizer, 3)]),
+            lambda optimizer: StepLR(optimizer, 3),
+            "was made with the schedule ChainedScheduler, from which the script's StepLR can't continue. Set the",
+            id="chain",
         ),
         pytest.param(
             sequence,

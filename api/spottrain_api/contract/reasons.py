@@ -176,7 +176,8 @@ _ENDS: Mapping[str, Reason] = {
 }
 _PODS_END_EARLY = Reason(
     meaning="Pods ended before they could train: a container of theirs did, or their node's kubelet rejected or "
-    "evicted them. They are replaced ever more slowly. A new job tries three pods.",
+    "evicted them. They are replaced ever more slowly. Of those whose containers ended by themselves, a new job "
+    "tries three.",
     action="The message quotes the container or the kubelet. If it always names the same node, cordon or mend that "
     "node.",
 )

@@ -147,7 +147,7 @@ def pod_view(pod: Manifest) -> PodView:
     phase = status.get("phase", "Pending")
     # The trainer is never restarted. A container that a webhook added may run on for ever.
     lingers = bool(terminated) and phase not in ("Succeeded", "Failed")
-    if lingers:
+    if terminated and not status.get("reason"):
         phase = "Succeeded" if terminated.get("exitCode") == 0 else "Failed"
     return PodView(
         name=meta["name"],

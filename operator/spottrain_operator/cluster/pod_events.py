@@ -1,8 +1,7 @@
 """What the status of a pod doesn't say of why it doesn't start.
 
-That is what its events say, and since when it can't. The API server goes through all events of a namespace for each
-such question, so it is asked seldom. No decision needs the answer: an urgent pass doesn't ask, and no pass fails
-without one.
+That is what its events say, and since when it can't. For its events, the API server goes through all of a namespace,
+so it is asked seldom. An urgent pass doesn't ask, and no pass fails without an answer.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def leave_dry_pools(situation: Situation, draft: Draft) -> Draft:
     Another one may have a node. Each is replaced in the same pass, in a pool in which no pod waits. If one waits in
     each pool, all of them stay.
     """
-    if situation.observed.job.left_out or _pauses(situation, draft):
+    if situation.observed.job.left_out or _pauses(situation, draft, 0):
         return draft
     refusal = situation.refusal
     waiting = [pod for pod in _kept(situation, draft) if _is_left_waiting(situation, pod)]
@@ -215,7 +215,7 @@ def _is_left_waiting(situation: Situation, pod: PodView) -> bool:
 def create_missing(situation: Situation, draft: Draft) -> Draft:
     """Create the missing pods, under names that were never used before."""
     types = _not_refused(situation, missing(situation, draft))
-    if not types or _pauses(situation, draft):
+    if not types or _pauses(situation, draft, len(types)):
         return draft
     job = situation.observed.job
     last = max((pod.sequence for pod in situation.observed.pods), default=0)
@@ -336,14 +336,17 @@ def _awaited_pools(situation: Situation, capacity_type: CapacityType) -> frozens
     return situation.once(("awaited pools", capacity_type), find)
 
 
-def _pauses(situation: Situation, draft: Draft) -> bool:
+def _pauses(situation: Situation, draft: Draft, num_missing: int) -> bool:
     """Whether to pause before pods are replaced.
 
-    Pods that ended before they trained are replaced ever more slowly.
+    Pods that ended before they trained are replaced ever more slowly. If more are missing than ended in the last try,
+    all are created at once: a node that breaks each pod takes one of them, and the others may train.
     """
     created = sorted(f.pod.created_at for f in start_failures(situation, draft))
     if not created:
         return False
     # Pods that were created together often end together, as while a server is down. They are one try.
-    num_tries = 1 + sum(seconds_between(*each) > START_FAILURE_PAUSE for each in pairwise(created))
-    return seconds_between(created[-1], situation.now) < START_FAILURE_PAUSE * 2.0**num_tries
+    begins = [i for i, each in enumerate(pairwise(created), 1) if seconds_between(*each) > START_FAILURE_PAUSE]
+    if num_missing > len(created) - max(begins, default=0):
+        return False
+    return seconds_between(created[-1], situation.now) < START_FAILURE_PAUSE * 2.0 ** (1 + len(begins))

@@ -14,6 +14,7 @@ from spottrain_operator.core.members import (
     MemberFacts,
     MemberState,
     culprits,
+    killed,
     leaving_sentence,
     members_of,
     worked_unseen,
@@ -223,7 +224,8 @@ def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
     waiting = next((pod for pod in stuck if situation.now > _last_chance(pod)), None)
     if waiting is not None:
         return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, start_sentence(situation, waiting))
-    failures = start_failures(situation, draft)
+    # What was killed or rejected from outside says nothing of the job: the next pod may start.
+    failures = [f for f in start_failures(situation, draft) if not killed(f.pod)]
     if len(failures) < MAX_START_FAILURES:
         return draft
     message = ended_early_sentence(situation, [f.pod for f in failures])

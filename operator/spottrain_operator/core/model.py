@@ -43,9 +43,8 @@ class PodView:
     # mounted ("FailedMount"), no suitable node ("Unschedulable"), or a gate before the scheduler ("SchedulingGated").
     waiting_reason: str | None = None
     waiting_message: str | None = None
-    waiting_since: datetime | None = (
-        None  # when this operator first saw that its container can't start for the reason
-    )
+    # When this operator first saw that its container can't start for the reason.
+    waiting_since: datetime | None = None
     exit_code: int | None = None
     # terminated.reason of its state, or of its last run if it waits to be restarted, such as "OOMKilled", "Error".
     exit_reason: str | None = None

@@ -34,10 +34,6 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
     cannot_start = next((pod for pod in waiting if pod.waiting_reason in CANNOT_START), None)
     if cannot_start is not None:
         return _heed_container(situation, draft, cannot_start)
-    ended = [facts.pod for facts in start_failures(situation, draft)]
-    starting = any(not pod.container_started for pod in waiting if pod not in ended)
-    if ended and (starting or missing(situation, draft)):
-        return _heed_early_ends(situation, draft, ended)
     unplaced = [pod for pod in waiting if pod.unschedulable_since is not None]
     if unplaced:
         return draft.condition(
@@ -47,6 +43,10 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
             _no_node(situation, draft, unplaced),
             now,
         )
+    ended = [facts.pod for facts in start_failures(situation, draft)]
+    starting = any(not pod.container_started for pod in waiting if pod not in ended)
+    if ended and (starting or missing(situation, draft)):
+        return _heed_early_ends(situation, draft, ended)
     if in_vain := waits_in_vain_sentence(situation, goes):
         return draft.condition(ConditionType.PODS_HEALTHY, False, ConditionReason.NODE_GOES, in_vain, now)
     return draft.condition(

@@ -54,7 +54,7 @@ def without_step_hooks(optimizer: Optimizer) -> AbstractContextManager[Any]:
 
     It is no step of the training. torch makes one whenever it reads or loads an optimizer that has no state.
     """
-    return mock.patch.multiple(optimizer, _optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
+    return mock.patch.multiple(optimizer, create=True, _optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
 
 
 def count_no_step(states: Iterable[dict[str, Any]]) -> None:
@@ -108,9 +108,9 @@ def load_named_state(model: nn.Module, optimizer: Optimizer, state: dict[str, An
         set_optimizer_state_dict(model, optimizer, {**fresh, **state["optimizer"]}, options=_OPTIONS)
     loaded = iter(optimizer.param_groups)
     optimizer.param_groups = [next(loaded) if group["params"] else group for group in groups]
-    for parameter in unused:
-        del optimizer.state[parameter]
     _undo_casts(model, optimizer, state["optimizer"])
+    for parameter in unused:  # last, as torch makes the state of an optimizer that has none
+        del optimizer.state[parameter]
 
 
 def _undo_casts(model: nn.Module, optimizer: Optimizer, loaded: dict[str, Any]) -> None:

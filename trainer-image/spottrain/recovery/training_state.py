@@ -143,14 +143,24 @@ class TrainingState:
             _load_part("the schedule", scheduler, saved, loaded.step, advice="Set the schedule back")
             for each in _simple_schedules(scheduler):
                 groups = each.optimizer.param_groups
-                if len(getattr(each, "base_lrs", groups)) != len(groups):  # the script forms other groups
+                if hasattr(each, "base_lrs") and all("initial_lr" in group for group in groups):
+                    # The optimizer's groups were loaded by their parameters: the script may form others.
                     each.base_lrs = [group["initial_lr"] for group in groups]
+                rates = getattr(each, "max_lrs", groups)
+                if len(rates) != len(groups):
+                    raise CheckpointMismatch(
+                        f"The checkpoint at step {loaded.step} has a {type(each).__name__} for {len(rates)} "
+                        f"parameter groups, and the script forms {len(groups)}. Set the groups back, or create a new "
+                        "job with a different checkpoint.uri."
+                    )
             return
-        if "last_epoch" not in saved or hasattr(scheduler, "_schedulers"):  # made of others, with steps of their own
+        has_step = "last_epoch" in saved  # not a ChainedScheduler's
+        if not has_step or hasattr(scheduler, "_schedulers"):  # made of others, with steps of their own
+            advice = "Use a LambdaLR, such as those of spottrain.schedules, set" if has_step else "Set"
             raise CheckpointMismatch(
                 f"The checkpoint at step {loaded.step} was made with the schedule {before}, from which the script's "
-                f"{type(scheduler).__name__} can't continue. Use a LambdaLR, such as those of spottrain.schedules, "
-                "set the schedule back, or create a new job with a different checkpoint.uri."
+                f"{type(scheduler).__name__} can't continue. {advice} the schedule back, or create a new job with a "
+                "different checkpoint.uri."
             )
         vars(scheduler).update({name: saved[name] for name in _POSITION if name in saved})
         scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
