@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,8 +22,13 @@ STEPS = 6
 
 @pytest.fixture
 def world_of_its_own() -> Iterator[None]:
-    """End the world of one rank that the test's session has made."""
-    yield
+    """End the world of one rank that the test's session has made.
+
+    DeepSpeed and Accelerate note worlds in the environment, also those of earlier tests.
+    """
+    with patch.dict(os.environ):
+        os.environ.pop("LOCAL_RANK", None)
+        yield
     if dist.is_initialized():
         dist.destroy_process_group()
 

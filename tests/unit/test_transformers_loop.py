@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,8 +18,7 @@ from spottrain.data.batch import BatchPlan
 
 @pytest.fixture(autouse=True)
 def _no_accelerator_afterwards(world_of_its_own: None) -> Iterator[None]:
-    with patch.dict(os.environ):  # Accelerate notes the world there
-        yield
+    yield
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
