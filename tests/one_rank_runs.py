@@ -33,6 +33,15 @@ def world_of_its_own() -> Iterator[None]:
         dist.destroy_process_group()
 
 
+@pytest.fixture
+def no_accelerator_afterwards(world_of_its_own: None) -> Iterator[None]:
+    """End the state that Accelerate keeps of that world."""
+    yield
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 def train(
     uri: str,
     schedule: Callable[[Optimizer], LRScheduler] | None,

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from torch import nn
 
 import spottrain
@@ -72,14 +68,7 @@ def test_a_total_that_is_not_a_whole_number_is_refused(total: Any, capsys: pytes
     ) in capsys.readouterr().err
 
 
-@pytest.fixture
-def _no_accelerator_afterwards() -> Iterator[None]:
-    with mock.patch.dict(os.environ):  # it sets variables of a world
-        yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.mark.usefixtures("_no_accelerator_afterwards")
+@pytest.mark.usefixtures("no_accelerator_afterwards")
 @pytest.mark.parametrize("with_optimizer", [True, False])
 def test_a_schedule_of_accelerate_steps_once_an_optimizer_step(with_optimizer: bool) -> None:
     with spottrain.session(global_batch=8, micro_batch=2) as session:
@@ -99,7 +88,7 @@ def test_a_schedule_of_accelerate_steps_once_an_optimizer_step(with_optimizer: b
     assert schedule.get_last_lr() == [0.25]
 
 
-@pytest.mark.usefixtures("_no_accelerator_afterwards")
+@pytest.mark.usefixtures("no_accelerator_afterwards")
 def test_a_loop_that_is_left_without_an_update_of_the_step_commits_the_step_before(tmp_path: Path) -> None:
     """The optimizer has no state, so that torch steps it for the commit."""
     with spottrain.session(global_batch=2, micro_batch=2, checkpoint_uri=f"file://{tmp_path}") as session:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from torch import nn
 from transformers import TrainingArguments
 
@@ -15,11 +13,7 @@ import spottrain
 from spottrain.adapters.transformers import SpottrainTrainer
 from spottrain.data.batch import BatchPlan
 
-
-@pytest.fixture(autouse=True)
-def _no_accelerator_afterwards(world_of_its_own: None) -> Iterator[None]:
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
+pytestmark = pytest.mark.usefixtures("no_accelerator_afterwards")
 
 
 class Model(nn.Module):
