@@ -20,6 +20,15 @@ from spottrain_local.podman import create_bridge, gateway_ip, is_network_free, r
 NODE = "n-0"
 
 
+def printed(log: Path) -> list[str]:
+    """The whole lines in a container's log, without their times.
+
+    The last record may still be under way.
+    """
+    text = log.read_text() if log.exists() else ""
+    return [record.split(" ", 3)[3] for record in text[: text.rfind("\n") + 1].splitlines()]
+
+
 @dataclass(frozen=True, kw_only=True)
 class World:
     """A runtime with one pod, and containers that run in it."""
@@ -48,8 +57,7 @@ class World:
         return await self.runtime.start(self.run(*command))
 
     def output(self, name: str = "c") -> list[str]:
-        path = self.pod.directory / f"{name}.log"
-        return [line.split(" ", 3)[3] for line in path.read_text().splitlines()] if path.exists() else []
+        return printed(self.pod.directory / f"{name}.log")
 
     async def wait_for_output(self, line: str) -> None:
         began = time.monotonic()

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from container_worlds import printed
 from marked_processes import MARK, marked
 from spottrain_local.node import shim
 from spottrain_local.node.containers import ContainerInput, HostCommand, StartError
@@ -54,12 +55,12 @@ async def start(tmp_path: Path, mark: str, *argv: str, linger_seconds: float = 0
 
 
 def output(tmp_path: Path) -> list[str]:
-    return [line.split(" ", 3)[3] for line in (tmp_path / "0.log").read_text().splitlines()]
+    return printed(tmp_path / "0.log")
 
 
 async def wait_for_output(tmp_path: Path, line: str) -> None:
     began = time.monotonic()
-    while not (tmp_path / "0.log").exists() or line not in output(tmp_path):
+    while line not in output(tmp_path):
         assert time.monotonic() - began < 5, f"{line!r} was not printed"
         await asyncio.sleep(0.01)
 
@@ -222,7 +223,7 @@ def test_half_a_record_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
         disk.setattr(os, "write", lambda fd, data: whole(fd, data[:10]))  # room for ten bytes
         log.write(b"lost\n")
     log.write(b"recorded\n")
-    assert [line.split(" ", 3)[3] for line in (tmp_path / "log").read_text().splitlines()] == ["first", "recorded"]
+    assert printed(tmp_path / "log") == ["first", "recorded"]
 
 
 async def attachable(tmp_path: Path, mark: str, given: ContainerInput, *argv: str) -> ShimmedProcess:
