@@ -42,7 +42,7 @@ def test_a_dashboard_asks_for_metrics_and_labels_that_exist(dashboard: Path, lab
         assert names, text
         assert [name for name in names if name not in labels] == [], text
         used = re.findall(r"(\w+)[=!]~?\"", text) + re.findall(r"{{(\w+)}}", text)
-        known = {label for name in names for label in labels[name]} | {"instance"}
+        known = {label for name in names for label in labels[name]} | {"instance", "namespace"}  # of the scrape
         assert [label for label in used if label not in known] == [], text
 
 
@@ -98,17 +98,39 @@ COSTS = """
        values: "400x5"}
     - {series: 'spottrain_job_cost_total{job_namespace="a", job_name="not", currency="USD"}', values: "500x5"}
 """
+TIMES = """
+    - {series: 'spottrain_job_time_seconds_total{job_namespace="a", cause="productive"}', values: "90x5"}
+    - {series: 'spottrain_job_time_seconds_total{job_namespace="a", cause="restart"}', values: "10x5"}
+    - {series: 'spottrain_job_time_seconds_total{job_namespace="a", cause="unreported"}', values: "9e9x5"}
+"""
+LEADERS = """
+    - {series: 'spottrain_leader{namespace="spottrain-a", pod="operator-a"}', values: "1x5"}
+    - {series: 'spottrain_leader{namespace="spottrain-b", pod="operator-b"}', values: "0x5"}
+    - {series: 'spottrain_leader{namespace="spottrain-b", pod="operator-c"}', values: "0x5"}
+"""
 
 
-def test_savings_are_those_of_jobs_whose_on_demand_price_is_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("title", "series", "shown"),
+    [
+        ("Saved", COSTS, {'{currency="USD"}': 0.75}),
+        ("Goodput", TIMES, {"{}": 0.9}),
+        ("Leaders", LEADERS, {'{namespace="spottrain-a"}': 1, '{namespace="spottrain-b"}': 0}),
+    ],
+    ids=["savings of jobs whose on-demand price is known", "goodput of time that is reported", "leaders by release"],
+)
+def test_a_figure_of_the_fleet_counts_what_it_says(
+    tmp_path: Path, title: str, series: str, shown: dict[str, float]
+) -> None:
     prometheus = find_prometheus()
     assert prometheus is not None, "Prometheus is not here: run `make prometheus`."
-    [fleet] = [panel for panel in panels_of(DASHBOARDS[0]) if panel["title"] == "Saved"]
-    expr = fleet["targets"][0]["expr"].replace("$namespace", ".*")
-    expected = {"expr": expr, "eval_time": "3m", "exp_samples": [{"labels": '{currency="USD"}', "value": 0.75}]}
-    case = {"interval": "1m", "input_series": yaml.safe_load(COSTS), "promql_expr_test": [expected]}
-    (tmp_path / "saved.yaml").write_text(yaml.safe_dump({"tests": [case]}))
-    command = [str(prometheus.promtool), "test", "rules", str(tmp_path / "saved.yaml")]
+    [panel] = [panel for panel in panels_of(DASHBOARDS[0]) if panel["title"] == title]
+    expr = panel["targets"][0]["expr"].replace("$namespace", ".*")
+    samples = [{"labels": labels, "value": value} for labels, value in shown.items()]
+    expected = {"expr": expr, "eval_time": "3m", "exp_samples": samples}
+    case = {"interval": "1m", "input_series": yaml.safe_load(series), "promql_expr_test": [expected]}
+    (tmp_path / "figures.yaml").write_text(yaml.safe_dump({"tests": [case]}))
+    command = [str(prometheus.promtool), "test", "rules", str(tmp_path / "figures.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
