@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from spottrain_api.history import MAX_POINTS, HistoryPoint
-from spottrain_api.v1alpha1 import Phase, Transition
+from spottrain_api.v1alpha1 import Phase, TrainingJobStatus
 from spottrain_api.wording import counted
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import seconds
@@ -72,7 +72,7 @@ def pictures(job: JobSnapshot, speed: Throughput, ended: datetime) -> Iterator[t
     yield (
         "Loss",
         "Loss over steps. A dashed line marks the start of a generation, grey marks steps that were done again.",
-        _loss(job.history, job.status.transitions),
+        _loss(job.history, job.status),
     )
     if speed.mean:
         since = recorded_since(job.history, start)
@@ -102,7 +102,7 @@ def pictures(job: JobSnapshot, speed: Throughput, ended: datetime) -> Iterator[t
     yield "Phases", note, _timeline(job.history, time)
 
 
-def _loss(history: Sequence[HistoryPoint], transitions: Sequence[Transition]) -> str:
+def _loss(history: Sequence[HistoryPoint], status: TrainingJobStatus) -> str:
     figure, axes = _picture(height=3.2)
     for kept, redone in loss_lines(history):
         for line, colour in ((redone, REDONE_COLOUR), (kept, LINE_COLOUR)):
@@ -112,7 +112,7 @@ def _loss(history: Sequence[HistoryPoint], transitions: Sequence[Transition]) ->
                 color=colour,
                 linewidth=1.2,
             )
-    for step, generations in generations_by_step(transitions).items():
+    for step, generations in generations_by_step(status).items():
         axes.axvline(step, color=SPOT_COLOUR, linewidth=0.8, linestyle="--")
         axes.annotate(
             ", ".join(f"g{generation}" for generation in generations),
@@ -127,12 +127,19 @@ def _loss(history: Sequence[HistoryPoint], transitions: Sequence[Transition]) ->
     return _svg(figure)
 
 
-def generations_by_step(transitions: Sequence[Transition]) -> dict[int, list[int]]:
-    """Group the generations by the step from which they resumed."""
+def generations_by_step(status: TrainingJobStatus) -> dict[int, list[int]]:
+    """Group the generations by the step from which they resumed.
+
+    After each transition comes the generation that the next one ends, and after the last the newest. Numbers may
+    skip: a generation is beyond all that earlier jobs left in the folder.
+    """
+    following = [transition.generation for transition in status.transitions[1:]]
+    if status.generation is not None:
+        following.append(status.generation.number)
     found: dict[int, list[int]] = {}
-    for transition in transitions:
+    for transition, generation in zip(status.transitions, following, strict=False):
         if transition.resume_step is not None:
-            found.setdefault(transition.resume_step, []).append(transition.generation + 1)
+            found.setdefault(transition.resume_step, []).append(generation)
     return found
 
 

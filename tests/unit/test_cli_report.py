@@ -201,7 +201,19 @@ def test_generations_that_resumed_from_the_same_step_share_a_label() -> None:
     transition = partial(Transition, at=START, reason="Preempted", with_notice=True, last_step=0)
     numbered = [transition(generation=number, resume_step=step) for number, step in ((1, 15), (2, 15), (3, 77))]
     pending = transition(generation=4)
-    assert generations_by_step([*numbered, pending]) == {15: [2, 3], 77: [4]}
+    status = snapshot().status.model_copy(update={"transitions": (*numbered, pending)})
+    assert generations_by_step(status) == {15: [2, 3], 77: [4]}
+
+
+def test_a_generation_whose_number_skips_some_has_its_own_label() -> None:
+    """An earlier job at the same folder left generations up to 37."""
+    transition = partial(Transition, at=START, reason="EarlierJob", last_step=0)
+    known = snapshot().status
+    assert known.generation is not None
+    newest = known.generation.model_copy(update={"number": 40})
+    ended = (transition(generation=1, resume_step=1000), transition(generation=38, resume_step=1200))
+    status = known.model_copy(update={"generation": newest, "transitions": ended})
+    assert generations_by_step(status) == {1000: [38], 1200: [40]}
 
 
 @pytest.mark.parametrize(("seconds_after", "shown"), [(300, 300.0), (3600, 60.0), (36_000, 10.0)])
