@@ -55,7 +55,7 @@ TEMPLATE = """<!doctype html>
 {% endfor %}
 {% if parts %}<h2>What time and money went into</h2>
 <p class="sub">Since the first generation's start. Money is shared out by time, as if the number of nodes had always
-been the same; a suspended job holds none.</p>
+been the same; a suspended job holds none. What nodes cost that waited for that start is shared out, too.</p>
 <table><tr><th>Went into</th><th class="n">Time</th><th class="n">Share</th><th class="n">Money, about</th></tr>
 {% for row in parts %}<tr><td>{{ row[0] }}</td>{% for cell in row[1:] %}<td class="n">{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</table>

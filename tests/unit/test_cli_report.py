@@ -57,6 +57,7 @@ def test_the_report_says_what_time_and_money_went_into() -> None:
     assert rows[1][1:] == ["4s", "20.0%", "0.1250 EUR"]
     assert rows[2] == ["Suspended", "4s", "20.0%", "0.0000 EUR"]
     assert "made again" not in page
+    assert "What nodes cost that waited for that start is shared out, too." in page
     assert "What time and money went into" not in html_report(job, at(20))
 
 
