@@ -45,7 +45,7 @@ TEMPLATE = """<!doctype html>
  svg { width: 100%; height: auto }
 </style></head><body>
 <h1>{{ job.name }}</h1>
-<p class="sub">{{ job.phase }} · namespace {{ job.namespace }} · started {{ started }} · took {{ took }}
+<p class="sub">{{ job.phase }} · namespace {{ job.namespace }} · created {{ created }} · took {{ took }}
 {%- if job.status.message %} · {{ job.status.message }}{% endif %}</p>
 {% if job.advice %}<p class="sub">{{ job.advice }}</p>
 {% endif -%}
@@ -68,7 +68,8 @@ move, change no members and are not listed.</p>
 {% for when, what, outcome, numbers in rows %}<tr><td class="n">{{ when }}</td><td>{{ what }}</td>
 <td>{{ outcome }}</td>
 {% for cell in numbers %}<td class="n">{{ cell }}</td>{% endfor %}</tr>
-{% else %}<tr><td colspan="7">None: one generation from the start to the end.</td></tr>{% endfor %}</table>
+{% else %}<tr><td colspan="7">{{ "None: one generation from the start to the end." if job.status.start_time
+else "No generation has started." }}</td></tr>{% endfor %}</table>
 </body></html>
 """
 
@@ -81,7 +82,7 @@ def html_report(job: JobSnapshot, at: datetime) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(TEMPLATE).render(
         job=job,
-        started=job.created_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        created=job.created_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
         took=duration(ended - job.created_at),
         tiles=list(_tiles(job, speed)),
         pictures=list(pictures(job, speed, ended)) if len(job.history) > 1 else [],

@@ -156,7 +156,11 @@ def test_the_report_says_how_many_samples_a_job_without_tokens_trained() -> None
 
 def test_a_job_without_a_history_has_a_report() -> None:
     job = JobSnapshot(namespace="d", name="j", spec=SPEC, created_at=START, status=TrainingJobStatus())
-    assert "one generation" in html_report(job, at(5))
+    page = html_report(job, at(5))
+    assert "created 2026-01-01 00:00:00 UTC · took 5s" in page
+    assert "No generation has started." in page
+    started = replace(job, status=TrainingJobStatus(start_time=at(2)))
+    assert "None: one generation from the start to the end." in html_report(started, at(5))
 
 
 def test_the_time_is_shared_out_without_gaps() -> None:
