@@ -95,8 +95,9 @@ def _progress(status: TrainingJobStatus, at: datetime, losses: Sequence[float]) 
     )
     curve = sparkline(losses)
     if progress.loss is not None:
-        speed = f"{progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second and not stalled else ""
-        grid.add_row("Loss", Text(curve, "green"), Text(f"{loss_text(progress.loss)}   {speed}"))
+        speed = speed_text(status, at)
+        unit = "tokens/s" if speed else ""
+        grid.add_row("Loss", Text(curve, "green"), Text(f"{loss_text(progress.loss)}   {speed} {unit}"))
     if progress.data_wait_ratio is not None and not stalled:
         waits_long = progress.data_wait_ratio >= WAITS_LONG and _steps_made(status) >= TELLING_STEPS
         advice = "try a higher num_workers" if waits_long else ""
@@ -135,6 +136,13 @@ def _steps_made(status: TrainingJobStatus) -> int:
     generation = status.generation
     resume = generation.resume if generation is not None else None
     return status.progress.step - (resume.step if resume is not None else 0)
+
+
+def speed_text(status: TrainingJobStatus, at: datetime) -> str:
+    """Write the tokens a second of a generation that trains at the time `at`; empty if none does."""
+    speed = status.progress.tokens_per_second
+    trains = status.running is not None and not _stands_still(status.progress, at)
+    return f"{speed:,.0f}" if speed and trains else ""
 
 
 def _stands_still(progress: ProgressStatus, at: datetime) -> bool:

@@ -23,7 +23,7 @@ from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase
 from spottrain_cli.api_access import UserError, answers
 from spottrain_cli.checkpoints import checkpoints
 from spottrain_cli.job_view import JobReader, JobSnapshot, now, unseen_sentence
-from spottrain_cli.live_view import duration, job_view, loss_text
+from spottrain_cli.live_view import duration, job_view, loss_text, speed_text
 from spottrain_cli.logs import Follower, JobLogs
 from spottrain_cli.plan import plan
 from spottrain_local.cli import local
@@ -167,17 +167,12 @@ def _loss(job: JobSnapshot, _at: datetime) -> str:
     return loss_text(loss) if loss is not None else ""
 
 
-def _speed(job: JobSnapshot, _at: datetime) -> str:
-    speed = job.status.progress.tokens_per_second
-    return f"{speed:,.0f}" if speed else ""
-
-
 _CELLS: dict[str, Callable[[JobSnapshot, datetime], str]] = {
     "Job": lambda job, _: job.name,
     "Phase": lambda job, _: job.phase,
     "Step": lambda job, _: job.status.progress.display,
     "Loss": _loss,
-    "Tokens/s": _speed,
+    "Tokens/s": lambda job, at: speed_text(job.status, at),
     "World": lambda job, _: str(job.status.members.world_size),
     "Preempted": lambda job, _: str(job.status.preemptions),
     "Redone": lambda job, _: str(job.status.steps_redone),

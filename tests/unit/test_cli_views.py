@@ -238,6 +238,19 @@ def test_small_things() -> None:
     assert [seconds(value) for value in (5, 185, 7800)] == ["5s", "3m05s", "2h10m"]
 
 
+def test_throughput_is_that_of_a_generation_that_trains() -> None:
+    job = snapshot()
+    assert job.status.generation is not None
+    ended = job.status.generation.model_copy(update={"state": GenerationState.ENDED})
+    stands_still = job.status.progress.model_copy(update={"last_step_at": at(-161)})
+    for changed in ({"generation": None}, {"generation": ended}, {"progress": stands_still}):
+        other = replace(job, status=job.status.model_copy(update=changed))
+        assert "tokens/s" not in shown(other)
+        assert "1,000" not in " ".join(table_of(other, width=160))
+    assert "1,000 tokens/s" in shown(job)
+    assert "1,000" in " ".join(table_of(job, width=160))
+
+
 @pytest.mark.parametrize("phase", [Phase.FAILED, Phase.SUCCEEDED, Phase.SUSPENDED])
 def test_of_a_job_that_does_not_train_no_remaining_time_is_shown(phase: Phase) -> None:
     job = snapshot()
