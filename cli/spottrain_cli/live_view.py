@@ -44,6 +44,8 @@ NUM_SPARKS = 40
 NUM_EVENTS = 8
 # A loss from here on has more digits than anybody reads.
 DIVERGED = 1e6
+# Of a loss below, four decimals are too few to see a change.
+SMALL = 0.1
 # States of pods that have ended.
 ENDED_PODS = ("Succeeded", "Failed")
 
@@ -230,7 +232,12 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def loss_text(value: float) -> str:
-    """Write a loss with four decimals, and one that has diverged with its exponent."""
+    """Write a loss with four decimals.
+
+    A small one has five digits, and one that has diverged its exponent.
+    """
+    if 0 < abs(value) < SMALL:
+        return f"{value:.5g}"
     return f"{value:.4f}" if abs(value) < DIVERGED else f"{value:.4g}"
 
 

@@ -232,6 +232,9 @@ def test_small_things() -> None:
     assert [loss_text(loss) for loss in (0.0, -1.25, 999_999.0, 1e6, 2.0**63)] == [
         *("0.0000", "-1.2500", "999999.0000", "1e+06", "9.223e+18")
     ]
+    assert [loss_text(loss) for loss in (0.1, 0.0123456, -1.4e-4, 3.2154e-5, 5e-324)] == [
+        *("0.1000", "0.012346", "-0.00014", "3.2154e-05", "4.9407e-324")
+    ]
     assert sparkline([]) == ""
     assert sparkline([1.0, 1.0]) == "▁▁"
     assert sparkline([0.0, 1.0]) == "▁█"
