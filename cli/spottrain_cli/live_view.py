@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -58,7 +59,7 @@ def job_view(job: JobSnapshot, at: datetime, losses: Sequence[float] = ()) -> Re
         at: Current time, for ages.
         losses: The newest losses for the small curve, oldest first.
     """
-    return Group(_headline(job, at), _progress(job.status, at, losses), _members(job), _events(job.events, at))
+    return Group(_headline(job, at), _progress(job, at, losses), _members(job), _events(job.events, at))
 
 
 def _headline(job: JobSnapshot, at: datetime) -> RenderableType:
@@ -77,7 +78,8 @@ def _headline(job: JobSnapshot, at: datetime) -> RenderableType:
     return line
 
 
-def _progress(status: TrainingJobStatus, at: datetime, losses: Sequence[float]) -> RenderableType:
+def _progress(job: JobSnapshot, at: datetime, losses: Sequence[float]) -> RenderableType:
+    status = job.status
     progress, over = status.progress, status.phase in FINISHED_PHASES
     stalled = not over and _stands_still(progress, at)
     reached = progress.display or ("no step made" if over else "waiting for the first step")
@@ -128,9 +130,17 @@ def _progress(status: TrainingJobStatus, at: datetime, losses: Sequence[float]) 
         Text(lost),
         Text(f"{counted(status.steps_redone, 'step')} redone, {counted(status.failures, 'failure')}"),
     )
-    money = status.cost.display if status.cost else "no prices given"
-    grid.add_row("Cost", Text(money), Text(f"goodput {status.goodput_display}" if status.goodput_display else ""))
+    no_cost = "none so far" if _has_prices(job.spec) else "no prices given"
+    cost = status.cost.display if status.cost else no_cost
+    grid.add_row("Cost", Text(cost), Text(f"goodput {status.goodput_display}" if status.goodput_display else ""))
     return grid
+
+
+def _has_prices(spec: Mapping[str, Any]) -> bool:
+    """Whether the spec prices a node. A price may be 0."""
+    capacity = spec.get("capacity", {})
+    nodes = (capacity.get("onDemand", {}), capacity.get("spot", {}), *capacity.get("pools", ()))
+    return any(each.get("pricePerHour") is not None for each in nodes)
 
 
 def _steps_made(status: TrainingJobStatus) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
+from typing import Any
 
 import pytest
 from kubernetes.client import (
@@ -145,6 +146,26 @@ def test_of_a_new_job_the_live_view_says_what_is_not_there_yet() -> None:
     for part in ("Pending", "waiting for the first step", "none yet", "no prices given", "no generation yet"):
         assert part in text
     assert not [part for part in ("Loss ", "Data", "Strategy", "Note", "goodput") if part in text]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "said"),
+    [
+        ({}, "no prices given"),
+        ({"spot": {"max": 2}, "pools": [{"name": "a"}]}, "no prices given"),
+        ({"spot": {"pricePerHour": 0}}, "none so far"),
+        ({"onDemand": {"pricePerHour": 3.5}}, "none so far"),
+        ({"pools": [{"name": "a"}, {"name": "b", "pricePerHour": 0.92}]}, "none so far"),
+    ],
+)
+def test_the_cost_of_a_job_that_has_paid_nothing_yet(capacity: dict[str, Any], said: str) -> None:
+    """The operator writes none while its pods wait for nodes, and if they are free."""
+    job = snapshot()
+    unpaid = replace(
+        job, spec={**job.spec, "capacity": capacity}, status=job.status.model_copy(update={"cost": None})
+    )
+    [line] = [line for line in shown(unpaid).splitlines() if line.startswith("Cost")]
+    assert said in line
 
 
 def test_once_a_generation_has_ended_its_pods_are_no_members_and_what_it_said_stays() -> None:
