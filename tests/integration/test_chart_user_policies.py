@@ -125,6 +125,29 @@ def test_rights_on_jobs_alone_give_no_use_of_anything_else(site: Site, poor: str
     assert f"{MAY_NOT} {verb}." in said
 
 
+@pytest.mark.parametrize("field", ["dataSource", "dataSourceRef"])
+@pytest.mark.parametrize(
+    ("group", "kind", "resource"),
+    [
+        ("", "PersistentVolumeClaim", "persistentvolumeclaims"),
+        ("snapshot.storage.k8s.io", "VolumeSnapshot", "volumesnapshots"),
+    ],
+)
+def test_a_claim_for_each_pod_is_filled_from_what_the_user_may_use(
+    site: Site, poor: str, users: Any, group: str, kind: str, resource: str, field: str
+) -> None:
+    origin = {"kind": kind, "name": "theirs", **({"apiGroup": group} if group else {})}
+    claim = {"volumeClaimTemplate": {"spec": {field: origin}}}
+    job = site.job(**template(volumes=[{"name": "a", "ephemeral": claim}]))
+    create = {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["create"]}
+    use = {"apiGroups": [group], "resources": [resource], "resourceNames": ["theirs"], "verbs": ["use"]}
+    creator = users(create)
+    enforced(lambda: site.tries(creator, site.job(**uses("claim for each pod"))), refused=False)
+    assert f"the job uses {resource}/theirs, {MAY_NOT} use." in site.tries(creator, job)
+    both = users(create, use)
+    enforced(lambda: site.tries(both, job), refused=False)
+
+
 @pytest.mark.nightly
 def test_the_right_to_use_one_object_is_enough(site: Site, users: Any) -> None:
     for verb, group, resource in sorted(set(USED.values())):

@@ -64,6 +64,12 @@ def test_the_policy_knows_every_field_that_names_an_object() -> None:
     assert known - found == set(), "these fields are gone"
 
 
+@pytest.mark.parametrize("field", ["dataSource", "dataSourceRef"])
+def test_the_policy_reads_what_a_claim_for_each_pod_is_filled_from(field: str) -> None:
+    policy = (chart_folder() / "templates" / "job-policy.yaml").read_text()
+    assert f"each.?ephemeral.?volumeClaimTemplate.?spec.?{field})" in policy
+
+
 @pytest.mark.parametrize("path", USED)
 def test_the_policy_reads_the_field(path: str) -> None:
     policy = (chart_folder() / "templates" / "job-policy.yaml").read_text()
