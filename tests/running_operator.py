@@ -139,13 +139,13 @@ class Running:
         before = self.cluster.num_tries_away
         await self.until(lambda: self.cluster.num_tries_away > before + times)
 
-    async def until_measured(self, names: set[str]) -> None:
-        """Wait until the jobs with metrics are these."""
+    async def until_measured(self, names: set[str], by: str = "") -> None:
+        """Wait until the jobs with metrics are these, or those with the metric `by`."""
         url, found = f"http://127.0.0.1:{self.settings.metrics_port}/metrics", None
         async with asyncio.timeout(20), aiohttp.ClientSession() as session:
             while found != names:
                 async with session.get(url) as answer:
-                    found = set(re.findall(r'job_name="([^"]+)"', await answer.text()))
+                    found = set(re.findall(rf'{by}.*job_name="([^"]+)"', await answer.text()))
 
     async def until_ready(self, expected: bool) -> None:
         async with asyncio.timeout(20):

@@ -1,8 +1,8 @@
 """The metrics of a job.
 
 They show the job's spec, its status and its agents' reports. Values of the status survive a restart of the operator.
-They vanish with the job, and all but its phase an hour after its end. Those of a member are of the newest report of
-its agent, and reset with each generation.
+They vanish with the job, and all but its phase an hour after its end. An operator that doesn't lead shows none.
+Those of a member are of the newest report of its agent, and reset with each generation.
 """
 
 from __future__ import annotations

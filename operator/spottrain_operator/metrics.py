@@ -1,7 +1,7 @@
 """Prometheus metrics.
 
-A scrape reads the gauges and counters of a job from its newest pass (`status_metrics`). Histograms collect what
-happens while this operator runs.
+A scrape reads the gauges and counters of a job from its newest pass (`status_metrics`), while this operator leads.
+Histograms collect what happens while it runs.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Metrics:
         self,
         *,
         num_agents: Callable[[], int],
+        leads: Callable[[], bool] = lambda: True,
         last_contact: Callable[[str], datetime | None] = lambda _: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -49,7 +50,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._jobs = JobMetrics(now, last_contact=last_contact, on_over=self._forget_course)
+        self._jobs = JobMetrics(now, leads=leads, last_contact=last_contact, on_over=self._forget_course)
         self.registry.register(self._jobs)
         self.reconcile_seconds = Histogram(
             "spottrain_reconcile_duration_seconds",
@@ -64,7 +65,8 @@ class Metrics:
             self.reconcile_errors.labels(kind)  # from 0, because increase() leaves out the first value
         agents = Gauge("spottrain_agents_connected", "Agents that hold a long poll.", registry=self.registry)
         agents.set_function(num_agents)
-        self.leader = Gauge("spottrain_leader", "1 while this operator leads.", registry=self.registry)
+        leader = Gauge("spottrain_leader", "1 while this operator leads.", registry=self.registry)
+        leader.set_function(leads)
         self._gap = self._histogram(
             "gap_seconds", "Seconds without a step, from one generation to the next.", GAP_BUCKETS
         )

@@ -124,7 +124,11 @@ class Operator:
         self._board = AssignmentBoard()
         self._clock = SteadyClock()
         self._reports = ReportBox(self._wake, now=self._clock)
-        self._metrics = Metrics(num_agents=lambda: self._reports.num_present, last_contact=self._reports.last_contact)
+        self._metrics = Metrics(
+            num_agents=lambda: self._reports.num_present,
+            leads=lambda: self._controller is not None,
+            last_contact=self._reports.last_contact,
+        )
         self._tracer = ChangeTracer(processor_from_environment())
         self._controller: Controller | None = None
         self._control_ports: list[Port] = []
@@ -221,7 +225,6 @@ class Operator:
         self._listening_since = None
         self._reports.shift(self._clock.set())
         self._controller = controller = self._build_controller()
-        self._metrics.leader.set(1)
         label = asyncio.create_task(self._label.keep(), name="leader label")
         holding = asyncio.create_task(self._election.hold(), name="lease")
         try:
@@ -236,7 +239,6 @@ class Operator:
         finally:
             holding.cancel()
             label.cancel()
-            self._metrics.leader.set(0)
             self._controller = None
             await controller.stop()
 

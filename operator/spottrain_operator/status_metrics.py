@@ -46,6 +46,7 @@ class JobMetrics(Collector):
 
     Args:
         now: The time.
+        leads: Whether this operator leads. While it doesn't, what it knows of the jobs is old, and it shows none.
         last_contact: When the agent of a pod, by uid, was last heard; None if it never was.
         on_over: Told about each such job, so that its other metrics can go, too. A scrape may do so, in its thread.
     """
@@ -54,10 +55,12 @@ class JobMetrics(Collector):
         self,
         now: Callable[[], datetime],
         *,
+        leads: Callable[[], bool],
         last_contact: Callable[[str], datetime | None],
         on_over: Callable[[JobKey], None],
     ) -> None:
         self._now = now
+        self._leads = leads
         self._last_contact = last_contact
         self._on_over = on_over
         self._jobs: dict[JobKey, _Kept] = {}
@@ -95,7 +98,7 @@ class JobMetrics(Collector):
         A scrape runs in a thread, while passes put and forget jobs. So it changes what is kept of a job, but not
         which jobs are.
         """
-        jobs = list(self._jobs.items())
+        jobs = list(self._jobs.items()) if self._leads() else []
         for key, kept in jobs:
             self._trim(key, kept)
         for number, family in enumerate(FAMILIES):

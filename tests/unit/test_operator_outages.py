@@ -51,6 +51,15 @@ async def test_a_leader_that_can_not_renew_stops_acting_and_leads_on_afterwards(
     assert cluster.leases[SYSTEM, LEASE_NAME]["spec"]["leaseTransitions"] == 0
 
 
+async def test_the_metrics_show_the_jobs_only_while_the_operator_leads(operator: Running) -> None:
+    phase = "spottrain_job_phase"
+    await operator.until_measured({KEY.name}, by=phase)
+    operator.cluster.is_away = True
+    await operator.until_measured(set(), by=phase)
+    operator.cluster.is_away = False
+    await operator.until_measured({KEY.name}, by=phase)
+
+
 class SlowLease(LeaseAway):
     """Answers no read of the lease until `answers` is set again."""
 
