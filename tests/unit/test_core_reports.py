@@ -307,6 +307,15 @@ def test_only_a_large_loss_loses_digits() -> None:
     assert (progress.loss, progress.tokens_per_second) == (1235000.0, 1234567.3)
 
 
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [(12.345678, 12.3457), (0.0123456, 0.01235), (-0.0123456, -0.01235), (3.2164e-5, 3.216e-5), (0.0, 0.0)],
+)
+def test_a_small_loss_keeps_four_digits(loss: float, shown: float) -> None:
+    said = training().model_copy(update={"loss": loss})
+    assert training_job().all_say(progress=said).later(60).plan().status.progress.loss == shown
+
+
 def test_what_went_other_than_planned_is_told_once() -> None:
     message = "Step 60 was not committed before the end of this generation: a checkpoint takes about 5.1 s."
     told = training(60).model_copy(update={"message": message})

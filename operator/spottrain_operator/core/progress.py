@@ -195,9 +195,10 @@ def _rounded(value: float | None, digits: int) -> float | None:
 def _loss(value: float | None) -> float | None:
     """The loss as people read it in a column.
 
-    A large one is rounded to four digits, unless that makes it infinite, which JSON can't hold.
+    It is rounded to four decimals, and a small or a large one to four digits, unless that makes it infinite, which
+    JSON can't hold.
     """
-    if value is None or abs(value) < 1e6:
+    if value is None or 1 <= abs(value) < 1e6:
         return _rounded(value, 4)
     rounded = float(f"{value:.4g}")
     return rounded if math.isfinite(rounded) else value
