@@ -32,7 +32,7 @@ from spottrain_api.contract import (
     TrainerConfig,
     TrainerPhase,
 )
-from spottrain_api.v1alpha1 import Checkpoint, GenerationState, TrainingJobSpec, Transition
+from spottrain_api.v1alpha1 import Checkpoint, GenerationState, TimeStatus, TrainingJobSpec, Transition
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.situation import Situation
 from spottrain_operator.core.timing import MAX_TRANSITIONS
@@ -61,6 +61,27 @@ def test_interruptions_are_counted_since_the_oldest_that_is_remembered() -> None
     assert told.generation is not None
     interruptions = TrainerConfig.model_validate(told.generation.trainer).interruptions
     assert interruptions == Interruptions(num=MAX_TRANSITIONS, num_noticed=0, observed_seconds=59.0)
+
+
+@pytest.mark.parametrize(("first", "observed"), [(1, 30.0), (MAX_TRANSITIONS, 29.5)], ids=["all", "the-newest"])
+def test_interruptions_are_counted_in_the_time_with_members(first: int, observed: float) -> None:
+    """That is half of it here. When the other half was, is not known."""
+    numbers = range(1, first + 1)
+    transitions = tuple(Transition(generation=n, reason="NodeLost", at=at(n)) for n in numbers)
+    time = TimeStatus(until=at(60), suspended_seconds=20.0, capacity_seconds=10.0)
+    scene = training_job().status(transitions=transitions, start_time=START, time=time)
+    told = assignment_for(scene.generation(number=first + 1, started_at=at(60)).observed.job, "u1")
+    assert told.generation is not None
+    interruptions = TrainerConfig.model_validate(told.generation.trainer).interruptions
+    assert interruptions == Interruptions(num=first, observed_seconds=observed)
+
+
+def test_a_member_that_waits_for_the_next_generation_is_told_the_same_all_the_time() -> None:
+    scene = training_job().status(start_time=START).generation(state=GenerationState.ENDED, started_at=at(60))
+    time = TimeStatus(until=NOW, productive_seconds=90.0)
+    told = assignment_for(scene.status(time=time).observed.job, "u1")
+    waited = time.model_copy(update={"until": at(200), "capacity_seconds": 100.0})
+    assert assignment_for(scene.status(time=waited).observed.job, "u1") == told
 
 
 @pytest.mark.parametrize(("replicas", "covered"), [(1, 1), (0, 0)], ids=["with-replicas", "not-any-more"])

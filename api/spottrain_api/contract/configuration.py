@@ -40,7 +40,7 @@ class Interruptions(Message):
         num: All of them.
         num_noticed: Those that came with notice.
         num_covered: Those without notice after which training resumed from replicas.
-        observed_seconds: Duration of the time in which they are counted.
+        observed_seconds: Duration of the time in which they are counted, without suspensions and waits for nodes.
     """
 
     num: int = 0

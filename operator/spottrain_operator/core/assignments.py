@@ -19,7 +19,13 @@ from spottrain_api.contract import (
     Relay,
     TrainerConfig,
 )
-from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus, TrainingSettings
+from spottrain_api.v1alpha1 import (
+    FINISHED_PHASES,
+    GenerationState,
+    GenerationStatus,
+    TrainingJobStatus,
+    TrainingSettings,
+)
 from spottrain_operator.core.causes import PREEMPTIONS
 from spottrain_operator.core.model import JobView, ReportView
 from spottrain_operator.core.replicas import address_of, replica_settings
@@ -96,22 +102,33 @@ def _drain_request(generation: GenerationStatus) -> DrainRequest:
 
 
 def _interruptions(job: JobView, generation: GenerationStatus) -> Interruptions:
-    """Count the preemptions before `generation`.
+    """Count the preemptions before `generation`, in the time with members.
 
-    So the counts stay the same while it runs.
+    So the counts stay the same while it runs. Of one that has ended none are told: they would change with the wait
+    after it.
     """
+    if generation.state is GenerationState.ENDED:
+        return Interruptions()
     before = [t for t in job.status.transitions if t.generation < generation.number and t.reason in PREEMPTIONS]
     # If the job no longer asks for replicas, the losses that they covered count again.
     covers = job.spec.checkpoint.peer_replicas > 0
     since = job.status.start_time or generation.started_at
+    share = _share_with_members(job.status, seconds_between(since, generation.started_at))
     if len(job.status.transitions) == MAX_TRANSITIONS:
         since = job.status.transitions[0].at  # older ones are forgotten
     return Interruptions(
         num=len(before),
         num_noticed=sum(t.with_notice for t in before),
         num_covered=sum(covers and t.from_replicas and not t.with_notice for t in before),
-        observed_seconds=max(0.0, seconds_between(since, generation.started_at)),
+        observed_seconds=max(0.0, share * seconds_between(since, generation.started_at)),
     )
+
+
+def _share_with_members(status: TrainingJobStatus, elapsed: float) -> float:
+    """Share of the `elapsed` seconds since the job's start in which it neither was suspended nor waited for nodes."""
+    if status.time is None or elapsed <= 0:
+        return 1.0
+    return max(0.0, 1 - (status.time.suspended_seconds + status.time.capacity_seconds) / elapsed)
 
 
 def _told_to_all(job: JobView, generation: GenerationStatus) -> GenerationAssignment:
