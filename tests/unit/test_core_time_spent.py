@@ -14,7 +14,7 @@ import pytest
 from scene import NOW, START, at, failed, starting_job, training, training_job
 from simulation import World, spec_of
 from simulation.invariants import parts_of
-from spottrain_api.contract import AgentPhase, CapacityType, FailureReason, Progress
+from spottrain_api.contract import AgentPhase, CapacityType, FailureReason, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import Phase, ProgressStatus, TimeStatus, TrainingJobStatus, Transition
 
 
@@ -122,6 +122,20 @@ def test_a_script_that_reports_no_steps_leaves_its_time_unreported() -> None:
     status = scene.all_say(generation=1, phase=AgentPhase.SUCCEEDED).plan().status
     assert status.phase is Phase.SUCCEEDED
     assert times(status) == {"unreported": 3597}
+
+
+@pytest.mark.parametrize(("uses_library", "part"), [(True, "start_up"), (False, "unreported")])
+def test_a_generation_whose_pods_vanish_with_their_reports_is_known_by_what_it_did(
+    uses_library: bool, part: str
+) -> None:
+    starts = progress(phase=TrainerPhase.STARTING, total_steps=None, first_step_at=None, last_step_at=None)
+    said = {"generation": 1, "phase": AgentPhase.RUNNING, "progress": starts if uses_library else None}
+    scene = replace(starting_job(), now=at(200)).all_say(**said).decided().later(3)
+    for sequence in (1, 2, 3, 4):
+        scene = scene.without_pod(sequence).forgets(sequence)
+    status = scene.decided().observed.job.status
+    assert [transition.reason for transition in status.transitions] == ["NodeLost"]
+    assert times(status) == {part: 200}
 
 
 def test_waits_for_nodes_and_suspensions_are_parts_of_their_own() -> None:

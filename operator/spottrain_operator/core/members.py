@@ -18,7 +18,7 @@ from spottrain_api.contract import (
     Progress,
     TrainerPhase,
 )
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
+from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
 from spottrain_operator.core.model import PodView
 from spottrain_operator.core.pod_sentences import ended_sentence
 from spottrain_operator.core.situation import BUSY, PodFacts, Situation
@@ -346,10 +346,14 @@ def worked_unseen(situation: Situation, generation: GenerationStatus) -> bool:
 
     Then nobody knows whether it made steps.
     """
+    members = members_of(situation, generation)
+    # Reports go with their pods. If none is left, the phase tells such a script from one of the library that starts.
+    ran = any(m.report is not None and m.report.generation == generation.number for m in members)
     return (
         _between(generation.started_at, generation.requested_at or situation.now) > SAYS_NOTHING
         and generation.first_step_at is None
-        and all(m.progress is None for m in members_of(situation, generation))
+        and all(m.progress is None for m in members)
+        and (ran or situation.observed.job.status.phase is Phase.RUNNING)
     )
 
 
