@@ -208,7 +208,7 @@ FAMILIES = (
         _GAUGE,
         "spottrain_job_goodput_ratio",
         "Share of the time since the first generation that went into lasting steps, 0 to 1. Steps that a rollback "
-        "undid count as lasting.",
+        "undid count as lasting. The time of a script without the library is left out.",
         lambda j: j.status.goodput,
     ),
     _of_job(

@@ -122,6 +122,20 @@ def test_a_script_that_reports_no_steps_leaves_its_time_unreported() -> None:
     status = scene.all_say(generation=1, phase=AgentPhase.SUCCEEDED).plan().status
     assert status.phase is Phase.SUCCEEDED
     assert times(status) == {"unreported": 3597}
+    assert (status.goodput, status.goodput_display) == (None, None)
+
+
+def test_goodput_is_a_share_of_the_time_with_reports() -> None:
+    before = TimeStatus(until=at(1000), unreported_seconds=800.0, restart_seconds=200.0)
+    scene = training_job().status(start_time=START, time=before, accounted_at=None)
+    scene = scene.status(goodput=0.5, goodput_display="50.0%")
+    scene = replace(scene, now=at(1100)).generation(started_at=at(990), first_step_at=at(1000))
+    without = scene.all_say(progress=None).plan().status
+    assert (without.goodput, without.goodput_display) == (None, None)
+    stepped = progress(step=150, first_step_at=at(1000), last_step_at=at(1100))
+    status = scene.all_say(progress=stepped).plan().status
+    assert times(status) == {"unreported": 800, "restart": 200, "productive": 100}
+    assert (status.goodput, status.goodput_display) == (round(100 / 300, 4), "33.3%")
 
 
 @pytest.mark.parametrize(("uses_library", "part"), [(True, "start_up"), (False, "unreported")])

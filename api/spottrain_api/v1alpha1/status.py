@@ -318,7 +318,8 @@ class TrainingJobStatus(StatusResource):
         float | None,
         Field(
             description="Share of the time since startTime that went into lasting steps, from 0 to 1. Steps that a "
-            "rollback undid count as lasting, since their numbers stay. `time` says where the rest went."
+            "rollback undid count as lasting, since their numbers stay. The time of a script that doesn't use the "
+            "library is left out. Absent if only such a script ran. `time` says where the rest went."
         ),
     ] = None
     goodput_display: Annotated[str | None, Field(description="Goodput in percent, as `kubectl get` shows it.")] = None

@@ -32,12 +32,15 @@ def account(situation: Situation, draft: Draft, *, at_once: bool = False) -> Dra
 
 
 def _goodput(status: TrainingJobStatus, situation: Situation) -> dict[str, object]:
-    if status.start_time is None or status.time is None:
+    time = status.time
+    if status.start_time is None or time is None:
         return {}
-    elapsed = seconds_between(status.start_time, situation.now)
+    if time.unreported_seconds > 0 and time.productive_seconds == 0:
+        return {"goodput": None, "goodput_display": None}
+    elapsed = seconds_between(status.start_time, situation.now) - time.unreported_seconds
     if elapsed <= 0:
         return {}
-    share = min(1.0, status.time.productive_seconds / elapsed)
+    share = min(1.0, time.productive_seconds / elapsed)
     return {"goodput": round(share, 4), "goodput_display": f"{share:.1%}"}
 
 
