@@ -248,13 +248,19 @@ FAMILIES = (
         "Steps that were redone after a loss.",
         lambda j: j.status.steps_redone,
     ),
+    # No counters: a commit holds them, and after a loss they are those of an older one.
     _of_job(
-        _COUNTER,
+        _GAUGE,
         "spottrain_job_skipped_steps",
-        "Steps that stability skipped.",
+        "Steps up to the newest one that left no trace in the model: stability skipped or undid them.",
         lambda j: j.status.progress.skipped_steps,
     ),
-    _of_job(_COUNTER, "spottrain_job_rollbacks", "Rollbacks by stability.", lambda j: j.status.progress.rollbacks),
+    _of_job(
+        _GAUGE,
+        "spottrain_job_rollbacks",
+        "Rollbacks by stability up to the newest step.",
+        lambda j: j.status.progress.rollbacks,
+    ),
     _of_job(
         _COUNTER,
         "spottrain_job_failures",

@@ -168,6 +168,16 @@ def test_the_parts_of_the_time_are_one_counter_by_cause(metrics: Metrics) -> Non
     assert {cause: seconds for cause, seconds in parts.items() if seconds} == {"productive": 8.0, "restart": 2.0}
 
 
+def test_what_a_resume_from_an_older_commit_lowers_is_no_counter() -> None:
+    metrics = Metrics(num_agents=lambda: 0)
+    for skipped, rollbacks in ((40, 2), (38, 1)):
+        progress = STATUS.progress.model_copy(update={"skipped_steps": skipped, "rollbacks": rollbacks})
+        metrics.passed(KEY, seen(STATUS, {}), STATUS.model_copy(update={"progress": progress}))
+        found = {f.name: (f.type, f.samples[0].value) for f in families(metrics) if f.samples}
+        assert found["spottrain_job_skipped_steps"] == ("gauge", skipped)
+        assert found["spottrain_job_rollbacks"] == ("gauge", rollbacks)
+
+
 def test_a_condition_is_1_while_it_is_true(metrics: Metrics) -> None:
     assert samples(metrics, "spottrain_job_condition", "condition") == {"Ready": 1.0, "Blocked": 0.0}
 
