@@ -39,6 +39,11 @@ class JobNow:
         limit, since = self.spec.run_policy.active_deadline_seconds, self.status.start_time
         return None if limit is None or since is None else after(since, limit)
 
+    @property
+    def makes_steps(self) -> bool:
+        """Whether the running generation has made a step. Otherwise the progress is that of an earlier one."""
+        return self.status.running is not None and self.status.running.first_step_at is not None
+
     def members(self) -> Iterator[tuple[Member, ReportView, Progress]]:
         """The members of the running generation that have reported in it."""
         running = self.status.running
@@ -147,14 +152,14 @@ FAMILIES = (
     _of_job(
         _GAUGE,
         "spottrain_job_tokens_per_second",
-        "Tokens a second of all ranks.",
-        lambda j: j.status.progress.tokens_per_second,
+        "Tokens a second of all ranks, while a generation makes steps.",
+        lambda j: j.status.progress.tokens_per_second if j.makes_steps else None,
     ),
     _of_job(
         _GAUGE,
         "spottrain_job_data_wait_ratio",
-        "Share of a step in which training waits for data, 0 to 1.",
-        lambda j: j.status.progress.data_wait_ratio,
+        "Share of a step in which training waits for data, 0 to 1, while a generation makes steps.",
+        lambda j: j.status.progress.data_wait_ratio if j.makes_steps else None,
     ),
     _of_job(
         _GAUGE,

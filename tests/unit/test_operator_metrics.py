@@ -168,6 +168,17 @@ def test_the_parts_of_the_time_are_one_counter_by_cause(metrics: Metrics) -> Non
     assert {cause: seconds for cause, seconds in parts.items() if seconds} == {"productive": 8.0, "restart": 2.0}
 
 
+@pytest.mark.parametrize("changes", [{"state": GenerationState.ENDED}, {"first_step_at": None}], ids=["ended", "new"])
+def test_a_job_has_a_pace_only_while_a_generation_makes_steps(changes: dict[str, object]) -> None:
+    """The status still has that of the generation before."""
+    metrics = Metrics(num_agents=lambda: 0)
+    pace = {"spottrain_job_tokens_per_second": 900.0, "spottrain_job_data_wait_ratio": 0.2}
+    idle = STATUS.model_copy(update={"generation": GENERATION.model_copy(update=changes)})
+    for after, expected in ((STATUS, pace), (idle, {})):
+        metrics.passed(KEY, seen(STATUS, {}), after)
+        assert {s.name: s.value for f in families(metrics) for s in f.samples if s.name in pace} == expected
+
+
 def test_what_a_resume_from_an_older_commit_lowers_is_no_counter() -> None:
     metrics = Metrics(num_agents=lambda: 0)
     for skipped, rollbacks in ((40, 2), (38, 1)):
