@@ -17,6 +17,7 @@ from scene import (
     starting_job,
     training,
     training_job,
+    waiting_job,
 )
 from spottrain_api.contract import (
     AgentPhase,
@@ -262,6 +263,24 @@ def test_a_pool_of_each_type_may_have_the_same_name(order: int) -> None:
     assert after is not None
     assert after.total - before.total == pytest.approx(2 * 3.0 + 2 * 1.0)
     assert after.on_demand_only - before.on_demand_only == pytest.approx(4 * 3.0)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "display"),
+    [
+        ({"spot": {"pricePerHour": 0.9}}, "0.00 USD"),
+        ({"spot": {"pricePerHour": 0}}, "0.00 USD"),
+        ({"pools": [{"name": "a", "capacityType": "spot", "provider": "karpenter", "pricePerHour": 0}]}, "0.00 USD"),
+        ({}, None),
+    ],
+    ids=["spot", "free", "a-free-pool", "none"],
+)
+def test_a_job_with_a_price_has_a_cost_before_it_has_a_node(capacity: dict[str, Any], display: str | None) -> None:
+    scene = waiting_job(capacity=capacity)
+    for sequence in range(1, 5):
+        scene = scene.pod(sequence, node=None, ready=False, phase="Pending", scheduled_at=None)
+    cost = scene.plan().status.cost
+    assert (None if cost is None else cost.display) == display
 
 
 def test_an_operator_that_knows_more_optional_fields_leaves_jobs_alone() -> None:

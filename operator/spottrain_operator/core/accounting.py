@@ -46,11 +46,11 @@ def _goodput(status: TrainingJobStatus, situation: Situation) -> dict[str, objec
 
 def _costs(situation: Situation, status: TrainingJobStatus, since: datetime, now: datetime) -> dict[str, object]:
     capacity = situation.spec.capacity
+    if all(price(capacity, each, None) is None for each in CapacityType):
+        return {}
     held = [facts for facts in situation.pods.values() if _holds_node(facts)]
     on_demand_price = price(capacity, CapacityType.ON_DEMAND, None)
     prices = [price(capacity, facts.pod.capacity_type, facts.pod.pool) for facts in held]
-    if on_demand_price is None and not any(prices):
-        return {}
     before = status.cost
     if before is None or before.currency != capacity.currency:  # amounts of two currencies don't add up
         before = CostStatus()
