@@ -163,7 +163,9 @@ def parts_of(transition: Transition, status: TrainingJobStatus, request: Request
     if commit is not None and commit.step == transition.last_step:
         marks.append(("commit", commit.committed_at))
     marks.append(("end of the generation", transition.at))
-    if generation is not None and generation.number == transition.generation + 1:
+    # Only the newest change led to the newest generation. Numbers may skip some after an earlier job at the folder.
+    newest = max(each.generation for each in status.transitions)
+    if generation is not None and transition.generation == newest < generation.number:
         marks.append(("forming the next generation", generation.started_at))
     marks.append(("start and resume", first_step))
     for name, until in marks:

@@ -168,6 +168,27 @@ def test_an_operator_that_started_in_between_traces_from_the_last_step() -> None
     assert [span.name for span in exporter.get_finished_spans()][:2] == ["commit", "end of the generation"]
 
 
+@pytest.mark.parametrize("number", [2, 39], ids=["the-next-number", "above-an-earlier-job"])
+def test_forming_the_next_generation_is_a_part_whatever_its_number(number: int) -> None:
+    status = trained_on()
+    assert status.generation is not None
+    status = status.model_copy(update={"generation": status.generation.model_copy(update={"number": number})})
+    [transition] = status.transitions
+    assert "forming the next generation" in [part.name for part in parts_of(transition, status, None)]
+
+
+def test_only_the_newest_of_two_changes_formed_the_newest_generation() -> None:
+    """The generation between the two has ended without a step."""
+    status = trained_on()
+    [first] = status.transitions
+    assert status.generation is not None
+    newest = status.generation.model_copy(update={"number": 3})
+    second = first.model_copy(update={"generation": 2, "at": at(2.5)})
+    status = status.model_copy(update={"generation": newest, "transitions": (first, second)})
+    forming = [[part.name for part in parts_of(each, status, None)] for each in (first, second)]
+    assert ["forming the next generation" in parts for parts in forming] == [False, True]
+
+
 @given(times=st.lists(st.floats(-100, 100), min_size=4, max_size=4), noticed=st.floats(-100, 100) | st.none())
 def test_clocks_that_differ_never_run_a_trace_backwards(times: list[float], noticed: float | None) -> None:
     status = trained_on()
