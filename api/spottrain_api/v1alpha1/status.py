@@ -194,7 +194,9 @@ class Transition(StatusResource):
         ),
     ] = False
     at: Annotated[datetime, Field(description="Time at which the generation had ended.")]
-    last_step: Annotated[int, Field(description="Newest step that the generation completed.")] = 0
+    last_step: Annotated[
+        int, Field(description="Newest step that it completed, as far as the operator had heard.")
+    ] = 0
     last_step_at: Annotated[
         datetime | None,
         Field(description="Time of that step; without a step of its own, the time at which the generation ended."),
@@ -204,11 +206,17 @@ class Transition(StatusResource):
     ] = None
     steps_redone: Annotated[
         int | None,
-        Field(description="Steps that were lost and redone. Set after the next generation's first step."),
+        Field(
+            description="Steps that were lost and redone, as far as the operator had heard of them. Set after the "
+            "next generation's first step."
+        ),
     ] = None
     seconds_without_step: Annotated[
         float | None,
-        Field(description="Seconds from the last step before to the first step after. Set after that step."),
+        Field(
+            description="Seconds from `lastStepAt` to the first step after. Set after that step. If all members were "
+            "lost at once, they contain the steps since their last report."
+        ),
     ] = None
     world_size_before: Annotated[int, Field(description="Number of ranks of the generation that ended.")] = 0
     world_size_after: Annotated[
@@ -245,7 +253,13 @@ class TimeStatus(StatusResource):
             "count, too. All other parts are lost."
         ),
     ] = 0.0
-    redone_seconds: Annotated[float, Field(description="Seconds of steps that were made again after a loss.")] = 0.0
+    redone_seconds: Annotated[
+        float,
+        Field(
+            description="Seconds of steps that were made again after a loss, as far as the operator had heard "
+            "of them."
+        ),
+    ] = 0.0
     data_wait_seconds: Annotated[float, Field(description="Seconds that the slowest rank waited for data.")] = 0.0
     commit_stall_seconds: Annotated[
         float, Field(description="Seconds that saves kept the ranks from training. Drains count as restarts.")
@@ -309,7 +323,10 @@ class TrainingJobStatus(StatusResource):
     ] = ()
     preemptions: Annotated[int, Field(description="Generations that ended because a node was taken.")] = 0
     preemptions_without_notice: Annotated[int, Field(description="Those of them whose node went without notice.")] = 0
-    steps_redone: Annotated[int, Field(description="Steps that were lost and redone, in all.")] = 0
+    steps_redone: Annotated[
+        int,
+        Field(description="Steps that were lost and redone, in all, as far as the operator had heard of them."),
+    ] = 0
     failures: Annotated[int, Field(description="Failures that count against runPolicy.failureBudget.")] = 0
     generations_without_progress: Annotated[
         int, Field(description="Generations in a row that failed without a step. After three the job fails.")

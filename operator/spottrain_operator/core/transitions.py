@@ -15,7 +15,8 @@ from spottrain_operator.core.timing import MAX_TRANSITIONS, seconds_between
 def open_transition(situation: Situation, draft: Draft, cause: Cause, message: str) -> Draft:
     """Record that the newest generation has ended.
 
-    Its cost is known after the next generation's first step.
+    Its cost is known after the next generation's first step. Nobody knows the steps that ranks made after their last
+    report.
     """
     status = draft.status
     generation = status.generation
