@@ -14,6 +14,7 @@ from memory_storage import MemoryStorage
 from rank_parts import save_task
 from saved_steps import checkpointer, resumed_step, save, state
 from spottrain.checkpoint.errors import SaveFailed, StorageFull
+from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.stores.storage import Buffer
 
@@ -123,3 +124,33 @@ def test_a_full_store_is_rid_of_what_nobody_needs(keep: int, unfinished: int) ->
     wait_for(lambda: not any("lost" in key for key, _ in storage.list("")), "what was unfinished goes")
     saver.save(state(50), step=50, extra={"step": 50})
     assert resumed_step(storage, 3) == 50
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("has_failed", [True, False], ids=["after a failed save", "without a save"])
+def test_until_the_next_commit_clean_up_spares_the_one_behind_the_damaged_ones(keep: int, has_failed: bool) -> None:
+    storage, lost = FullStorage(), "attempts/g000001-s000000030-lost/rank-00000.data"
+    damaged = [100 + step for step in range(keep)]
+    save(storage, 1, 50, *damaged)
+    for key in [key for key, _ in storage.list("") if key.endswith(".data") and "s000000050" not in key]:
+        storage.put(key, b"damaged")
+    saver = checkpointer(storage, 2, Retention(last=keep))
+    whole = saver.latest(verify=True)
+    assert whole is not None
+    saver.load(state(0), whole)
+    if has_failed:
+        storage.put(lost, b"unfinished")
+        storage.no_room_for = ".data"
+        with pytest.raises(StorageFull):
+            saver.save(state(160), step=160)
+        storage.no_room_for = ""
+        wait_for(lambda: not [*storage.list(lost)], "a clean-up deletes what was unfinished")
+    else:
+        saver.clean_up(Retention(last=keep))
+    assert resumed_step(storage, 2) == 50
+    for step in (160, 170):
+        saver.save(state(step), step=step)
+    saver.clean_up(Retention(last=keep))
+    head = read_head(storage)
+    assert head is not None
+    assert [kept.step for kept in head.commits] == [170, 160][:keep]

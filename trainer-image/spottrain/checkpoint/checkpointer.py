@@ -93,7 +93,7 @@ class Checkpointer:
         self._background = BackgroundThread("checkpoint")
         self._plan = KnownPlan(rank=rank, group=self._group)
         self._current: SaveHandle | None = None
-        self._resumed_from_step: int | None = None
+        self._resumed_from_step: int | None = None  # until a save since then has committed
         self.has_rebuilt_head = False
         """Whether `latest` found HEAD missing or damaged, so that it was rebuilt."""
 
@@ -274,7 +274,13 @@ class Checkpointer:
         """
         if self._rank != 0:
             return 0
-        return clean_up(self._storage, self._generation, retention, seconds=seconds)
+        return clean_up(
+            self._storage,
+            self._generation,
+            retention,
+            resumed_from_step=self._resumed_from_step,
+            seconds=seconds,
+        )
 
     @property
     def has_failed(self) -> bool:
@@ -388,9 +394,13 @@ class Checkpointer:
             extra=parts.extra,
             resumed_from_step=self._resumed_from_step,
             receipts_timeout_seconds=receipts_timeout_seconds or self._receipts_timeout_seconds,
+            committed=self._forget_base,
             clean_up=start_clean_up if is_followed_by_clean_up else None,
-            make_room=start_clean_up,
+            make_room=partial(start_clean_up, self._resumed_from_step) if start_clean_up is not None else None,
         )
+
+    def _forget_base(self) -> None:
+        self._resumed_from_step = None
 
     def _is_unsaved(self, step: int) -> bool:
         """Whether to save this step, as rank 0 sees it: the other ranks don't know.

@@ -71,7 +71,7 @@ def commit(storage: CheckpointStorage, new: Commit, *, resumed_from_step: int | 
         storage: The store.
         new: The commit. A commit that HEAD names must hold the frozen weights that it refers to, because clean-up
             deletes others.
-        resumed_from_step: The step that this generation resumed from.
+        resumed_from_step: The step that this generation resumed from. None once it has committed.
 
     Returns:
         What HEAD says from now on.

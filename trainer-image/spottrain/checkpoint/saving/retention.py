@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from spottrain.checkpoint.background import BackgroundThread
 from spottrain.checkpoint.errors import CheckpointError
@@ -37,14 +38,30 @@ class Retention:
     last: int = 2
     every: int | None = None
 
-    def kept(self, commits: tuple[Commit, ...]) -> set[str]:
-        """The prefixes of the attempts to keep. `commits` are newest first."""
-        newest = commits[: max(self.last, 1)]
-        milestones = {c.step // self.every: c for c in commits if c.step >= self.every} if self.every else {}
-        return {commit.attempt for commit in (*newest, *milestones.values())}
+    def kept(self, commits: tuple[Commit, ...], resumed_from_step: int | None = None) -> set[str]:
+        """The prefixes of the attempts to keep.
+
+        Args:
+            commits: Those that HEAD names, newest first.
+            resumed_from_step: The step that the generation resumed from. None once it has committed. Newer commits
+                stay until then, but take no place of a whole one: the generation passed over them, as damaged.
+        """
+        base = math.inf if resumed_from_step is None else resumed_from_step
+        passed_over = [c for c in commits if c.step > base]
+        counted = [c for c in commits if c.step <= base]
+        newest = counted[: max(self.last, 1)]
+        milestones = {c.step // self.every: c for c in counted if c.step >= self.every} if self.every else {}
+        return {commit.attempt for commit in (*passed_over, *newest, *milestones.values())}
 
 
-def clean_up(storage: CheckpointStorage, generation: int, retention: Retention, *, seconds: float = math.inf) -> int:
+def clean_up(
+    storage: CheckpointStorage,
+    generation: int,
+    retention: Retention,
+    *,
+    resumed_from_step: int | None = None,
+    seconds: float = math.inf,
+) -> int:
     """Drop old commits, and delete what unfinished saves have left.
 
     Old commits are those that `retention` doesn't keep. HEAD changes before anything is deleted, so that it never
@@ -54,6 +71,7 @@ def clean_up(storage: CheckpointStorage, generation: int, retention: Retention, 
         storage: The store.
         generation: The generation that cleans up.
         retention: Which commits to keep.
+        resumed_from_step: The step that the generation resumed from. None once it has committed.
         seconds: After how long to stop deleting. The next clean-up finds what is left.
 
     Returns:
@@ -63,7 +81,7 @@ def clean_up(storage: CheckpointStorage, generation: int, retention: Retention, 
         Fenced: A newer generation has taken over. Nothing was deleted.
     """
     deadline = time.monotonic() + seconds
-    head = prune(storage, generation, retention.kept)
+    head = prune(storage, generation, partial(retention.kept, resumed_from_step=resumed_from_step))
     # A long run may keep hundreds of commits, of many objects each.
     commits = {commit.attempt for commit in head.commits}
     held = head.held()
@@ -105,12 +123,17 @@ class BackgroundCleanUp:
         self._retention = retention
         self._background = BackgroundThread("clean-up")
         self._waiting = threading.Event()
+        self._resumed_from_step: int | None = None
 
-    def start(self) -> None:
+    def start(self, resumed_from_step: int | None = None) -> None:
         """Start a clean-up, and return at once.
 
         While one runs, any number of calls starts only one more.
+
+        Args:
+            resumed_from_step: The step that the generation resumed from. None once it has committed.
         """
+        self._resumed_from_step = resumed_from_step
         if not self._waiting.is_set():
             self._waiting.set()
             self._background.submit(self._run)
@@ -118,7 +141,7 @@ class BackgroundCleanUp:
     def _run(self) -> None:
         self._waiting.clear()
         try:
-            clean_up(self._storage, self._generation, self._retention)
+            clean_up(self._storage, self._generation, self._retention, resumed_from_step=self._resumed_from_step)
         except CheckpointError as error:
             # Objects that remain only cost space. The next clean-up finds them again.
             logger.warning("Old checkpoints could not be deleted: %s", error)

@@ -57,6 +57,8 @@ class SaveTask:
     extra: Any
     resumed_from_step: int | None
     receipts_timeout_seconds: float
+    committed: Callable[[], None] = lambda: None
+    """Hears of the commit, before `handle` does."""
     clean_up: Callable[[], None] | None
     """Starts a clean-up, after a commit."""
     make_room: Callable[[], None] | None = None
@@ -95,6 +97,7 @@ class SaveTask:
         self.handle.upload_seconds = uploaded - started
         if self.receipt.rank == 0:
             self.handle.commit = self._commit(uploaded + self.receipts_timeout_seconds)
+            self.committed()
             self.handle.commit_seconds = time.monotonic() - uploaded
 
     def _upload(self) -> None:
