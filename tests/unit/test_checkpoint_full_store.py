@@ -127,8 +127,8 @@ def test_a_full_store_is_rid_of_what_nobody_needs(keep: int, unfinished: int) ->
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-@pytest.mark.parametrize("has_failed", [True, False], ids=["after a failed save", "without a save"])
-def test_until_the_next_commit_clean_up_spares_the_one_behind_the_damaged_ones(keep: int, has_failed: bool) -> None:
+@pytest.mark.parametrize("when", ["after a resume", "after a failed save", "at the end of a run"])
+def test_until_the_next_commit_clean_up_spares_the_one_behind_the_damaged_ones(keep: int, when: str) -> None:
     storage, lost = FullStorage(), "attempts/g000001-s000000030-lost/rank-00000.data"
     damaged = [100 + step for step in range(keep)]
     save(storage, 1, 50, *damaged)
@@ -138,15 +138,17 @@ def test_until_the_next_commit_clean_up_spares_the_one_behind_the_damaged_ones(k
     whole = saver.latest(verify=True)
     assert whole is not None
     saver.load(state(0), whole)
-    if has_failed:
-        storage.put(lost, b"unfinished")
+    storage.put(lost, b"unfinished")
+    if when == "after a resume":
+        saver.clean_up_in_background()
+    elif when == "after a failed save":
         storage.no_room_for = ".data"
         with pytest.raises(StorageFull):
             saver.save(state(160), step=160)
         storage.no_room_for = ""
-        wait_for(lambda: not [*storage.list(lost)], "a clean-up deletes what was unfinished")
     else:
         saver.clean_up(Retention(last=keep))
+    wait_for(lambda: not [*storage.list(lost)], "a clean-up deletes what was unfinished")
     assert resumed_step(storage, 2) == 50
     for step in (160, 170):
         saver.save(state(step), step=step)

@@ -67,8 +67,8 @@ class Checkpointer:
             rank: This rank.
             world_size: Number of ranks.
             process_group: A gloo group that nothing else uses. A world of one needs none.
-            retention: Which commits a clean-up keeps. It follows each commit that is made in the background. None: no
-                clean-up.
+            retention: Which commits a clean-up in the background keeps. It follows each commit that is made in the
+                background. None: no such clean-up.
             receipts_timeout_seconds: How long rank 0 waits for the receipts of the other ranks.
             writer: The process that uploads the data, connected to the same store. None: threads of this process
                 upload it.
@@ -257,6 +257,14 @@ class Checkpointer:
         task = self._stage(agreed, step, frozen, started=started, is_followed_by_clean_up=True)
         self._background.submit(task.run)
         return task.handle
+
+    def clean_up_in_background(self) -> None:
+        """On rank 0, start a clean-up that keeps `retention`, and return at once.
+
+        Not a collective. After a resume, it does what the commits of drains don't wait for.
+        """
+        if self._clean_up is not None:
+            self._clean_up.start(self._resumed_from_step)
 
     def clean_up(self, retention: Retention, *, seconds: float = math.inf) -> int:
         """On rank 0, drop and delete older commits and abandoned attempts.

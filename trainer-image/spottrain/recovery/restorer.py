@@ -71,6 +71,7 @@ class StateRestorer:
         checkpointer, newest = self.checkpointer, self.newest
         tensors, loaded = self._retried(lambda: self._load(checkpointer, newest, state), sleep)
         self._restore(state, tensors, loaded, options, seed=seed, rank=rank)
+        checkpointer.clean_up_in_background()  # only now: nothing is deleted if the commit isn't the job's
         self.saver.committed_step = loaded.step
         self.reports.committed(self.newest)
         return loaded.step
