@@ -240,6 +240,19 @@ def test_an_access_point_that_does_not_exist_gets_a_sentence() -> None:
         refusing(404, "NoSuchAccessPoint").get("k")
 
 
+@pytest.mark.usefixtures("s3_credentials")
+def test_an_object_that_may_not_be_deleted_is_named_by_its_address() -> None:
+    storage = S3Storage(bucket="b", prefix="run", endpoint_url="http://127.0.0.1:9", max_attempts=1)
+    error = b"<Error><Key>run/attempts/k</Key><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+
+    def refuse(request: AWSPreparedRequest, **_: Any) -> AWSResponse:
+        return AWSResponse(request.url, 200, {}, Answer(b"<DeleteResult>" + error + b"</DeleteResult>"))
+
+    storage._client.meta.events.register("before-send.s3", refuse)
+    with pytest.raises(StorageDenied, match=r"^s3://b/run/attempts/k at \S+ could not be deleted: Access Denied$"):
+        storage.delete(["attempts/k"])
+
+
 def refusing(status: int, code: str) -> S3Storage:
     """A store that answers everything with this error."""
     storage = S3Storage(bucket="b", endpoint_url="http://127.0.0.1:9", max_attempts=1)

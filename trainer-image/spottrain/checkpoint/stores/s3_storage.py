@@ -189,7 +189,8 @@ class S3Storage:
             if errors := answer.get("Errors"):
                 first = errors[0]
                 kind = StorageDenied if first.get("Code") in _DENIED else StorageUnavailable
-                raise kind(f"{self._where(first['Key'])} could not be deleted: {first.get('Message')}")
+                where = self._where(first["Key"].removeprefix(self._prefix))
+                raise kind(f"{where} could not be deleted: {first.get('Message')}")
 
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         abandoned = 0
