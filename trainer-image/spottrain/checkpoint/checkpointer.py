@@ -340,20 +340,21 @@ class Checkpointer:
         *,
         is_wanted: Callable[[], bool],
     ) -> AgreedParts:
-        parts = result_or_error(lambda: Parts.of(state, extra, rank_state))
-        failed = isinstance(parts, CheckpointError)
-        own, once = self._frozen.split({} if isinstance(parts, CheckpointError) else parts.tensors, frozen)
+        met = result_or_error(lambda: (Parts.of(state, extra, rank_state), is_wanted()))
+        failed = isinstance(met, CheckpointError)
+        tensors, wanted = ({}, False) if isinstance(met, CheckpointError) else (met[0].tensors, met[1])
+        own, once = self._frozen.split(tensors, frozen)
         # The ranks finish their parts at different times, so they have to agree on what to do. They exchange one
         # message for that, before they copy: a rank that has copied starts to write, and on busy processors that
         # slows down the copies of the others.
         (failed, busy, wanted, changed, unwritten), unique = self._collectives.any_and_token(
             failed,
             self._current is not None and not self._current.done,
-            is_wanted(),
+            wanted,
             failed or self._plan.is_outdated(own),
             self._frozen.is_unwritten(once),
         )
-        parts = self._collectives.unless_failed(parts, failed)
+        parts, _ = self._collectives.unless_failed(met, failed)
         return AgreedParts(parts, own, once, busy, wanted, changed, unwritten, unique)
 
     def _stage(
@@ -413,7 +414,8 @@ class Checkpointer:
     def _is_unsaved(self, step: int) -> bool:
         """Whether to save this step, as rank 0 sees it: the other ranks don't know.
 
-        What rank 0 has committed stays committed, even if the store's answer to another rank was lost.
+        What rank 0 has committed stays committed, even if the store's answer to another rank was lost. Raises
+        CheckpointError if HEAD may name this step, and can't be read.
         """
         if self._rank != 0:
             return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 
 from spottrain.checkpoint.errors import CheckpointError, RankFailed, SaveFailed, error_to_json
@@ -92,10 +91,10 @@ class SaveHandle:
 def was_committed(storage: CheckpointStorage, failed: SaveHandle) -> bool:
     """Whether HEAD names the commit for which the store gave no answer.
 
-    Then it is a commit like any other.
+    Then it is a commit like any other. Raises CheckpointError if HEAD can't be read: a new save of this step would be
+    refused as behind that commit.
     """
-    with contextlib.suppress(CheckpointError):
-        head = read_head(storage) if failed.proposed is not None else None
-        if head is not None and failed.proposed in head.commits:
-            failed.commit, failed.error = failed.proposed, None
+    head = read_head(storage) if failed.proposed is not None else None
+    if head is not None and failed.proposed in head.commits:
+        failed.commit, failed.error = failed.proposed, None
     return failed.error is None
