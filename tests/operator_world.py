@@ -133,6 +133,7 @@ class World:
     client: ClusterClient | None = None  # through which the operator sees it; None: without caches
     now: datetime = BEGIN
     last_step: int = LAST_STEP
+    step_age_seconds: float = 0.1
     num_crashes: int = 0
     steps: dict[str, int] = field(default_factory=dict)
     allowed_networks: frozenset[Network] = frozenset()
@@ -221,7 +222,8 @@ class World:
             commit=commit,
         )
         phase = AgentPhase.SUCCEEDED if done else AgentPhase.RUNNING
-        return {"generation": 1, "phase": phase, "progress": progress, "commit": commit, "step_age_seconds": 0.1}
+        age = self.step_age_seconds
+        return {"generation": 1, "phase": phase, "progress": progress, "commit": commit, "step_age_seconds": age}
 
     @property
     def status(self) -> dict[str, Any]:

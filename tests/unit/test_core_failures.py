@@ -284,6 +284,12 @@ def test_the_failure_budget_is_spent() -> None:
     assert "failureBudget" in status.message
 
 
+def test_a_failure_budget_that_is_not_understood_is_never_spent() -> None:
+    scene = training_job().status(failures=3).job(not_understood=("spec.runPolicy.failureBudget",))
+    status = failed(scene, FailureReason.SCRIPT_ERROR).decided().later(6).plan().status
+    assert (status.phase, status.failures) == (Phase.STARTING, 4)
+
+
 @pytest.mark.parametrize(
     ("status", "reason", "last"),
     [

@@ -56,6 +56,18 @@ def test_a_standstill_is_said_before_a_short_limit_ends_it() -> None:
     assert "Without a step for 40 s" in message(scene.all_say(step_age_seconds=20.1))
 
 
+def test_a_start_is_waited_for_while_its_limit_is_not_understood() -> None:
+    opens = starting_job().all_say(phase=AgentPhase.RUNNING, progress=opening())
+    opens = opens.job(not_understood=("spec.runPolicy.startTimeoutSeconds",))
+    assert message(opens.later(3600)) == (
+        "Starting generation 1 with 4 nodes; no step since its start at 00:00:03 UTC. The generation continues, as "
+        "this operator doesn't understand runPolicy.startTimeoutSeconds. py-spy dump --subprocesses shows where "
+        "ranks stand"
+    )
+    left = opens.says(2, phase=AgentPhase.SUCCEEDED, progress=opening(TrainerPhase.DONE))
+    assert f"{LEFT}, while others have not. The generation continues" in message(left.later(3600))
+
+
 def test_one_rank_that_makes_steps_is_enough() -> None:
     assert "no step since" not in message(stands_still(NO_STEP + 1).says(2, step_age_seconds=1.0))
 

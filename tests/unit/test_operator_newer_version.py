@@ -77,6 +77,22 @@ async def test_a_limit_that_is_not_understood_takes_nothing_from_a_job_that_runs
     assert (len(world.cluster.created), world.cluster.deleted) == (3, set())
 
 
+@pytest.mark.parametrize("policy", [{"hangTimeoutSeconds": "2h"}, {"hangTimeoutSeconds": 0}, "patient"], ids=str)
+async def test_steps_are_waited_for_while_their_limit_is_not_understood(policy: Any) -> None:
+    """The default is 600 s, and a newer version may know of a slow evaluation."""
+    world = await training(CrashingCluster())
+    world.cluster.put_job(job(runPolicy=policy))
+    world.last_step, world.step_age_seconds = 100, 3600.0
+    for _ in range(5):
+        await world.turn()
+    assert (world.status["phase"], world.status["generation"]["state"]) == ("Running", "Active")
+    waits = "The generation continues, as this operator doesn't understand runPolicy.hangTimeoutSeconds"
+    assert waits in world.status["message"]
+    world.cluster.put_job(job())
+    await world.turn()
+    assert world.status["generation"]["reason"] == "Hang", "understood again, it is heeded"
+
+
 @pytest.mark.parametrize("begun", [False, True], ids=["not begun", "trains"])
 async def test_pods_that_wait_keep_their_place_while_a_limit_is_not_understood(begun: bool) -> None:
     capacity = {"onDemand": {"min": 0}, "spot": {"max": 2}}

@@ -184,7 +184,7 @@ def charge_failure(situation: Situation, draft: Draft, generation: GenerationSta
         why = f"{counted(stuck, 'generation')} in a row failed like this, without making a step"
         text = f"{clause(message)}; {why}"
         return finish(situation, draft, Phase.FAILED, EndReason.NO_PROGRESS, text, event=why)
-    if failures > policy.failure_budget:
+    if failures > policy.failure_budget and situation.observed.job.understands("runPolicy.failureBudget"):
         why = f"this was failure {failures}, and runPolicy.failureBudget is {policy.failure_budget}"
         text = f"{clause(message)}; {why}"
         return finish(situation, draft, Phase.FAILED, EndReason.FAILURE_BUDGET_EXCEEDED, text, event=why)

@@ -140,6 +140,13 @@ class JobView:
         """The fields that the operator can't apply. Edits then disturb nothing that runs."""
         return self.not_understood + self.too_large
 
+    def understands(self, field: str) -> bool:
+        """Whether `field`, as in runPolicy.failureBudget, is as its user wrote it.
+
+        Otherwise `spec` has the default in its place, which may be a stricter limit.
+        """
+        return not any(f"spec.{field}.".startswith(f"{each}.") for each in self.not_understood)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportView:

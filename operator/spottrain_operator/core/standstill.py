@@ -26,12 +26,14 @@ ALL_RANKS = (
 class Standstill:
     """Seconds without a step of any rank, and their limit.
 
-    `setting` is the one in runPolicy that sets the limit. What a script does after its session has none.
+    `setting` is the one in runPolicy that sets the limit. It sets none if this version doesn't understand it.
+    `after_session`: what a script does after its session has no limit.
     """
 
     seconds: float
     limit: float
     setting: str
+    after_session: bool
 
 
 def standstill(situation: Situation, generation: GenerationStatus) -> Standstill | None:
@@ -52,8 +54,8 @@ def standstill(situation: Situation, generation: GenerationStatus) -> Standstill
     if not heard or not complete or is_unheard(situation, generation):
         return None
     policy = situation.spec.run_policy
-    hang = (policy.hang_timeout_seconds, "hangTimeoutSeconds")
-    start = (policy.start_timeout_seconds, "startTimeoutSeconds")
+    hang = _limit(situation, policy.hang_timeout_seconds, "hangTimeoutSeconds")
+    start = _limit(situation, policy.start_timeout_seconds, "startTimeoutSeconds")
     if starting:
         seconds, (limit, setting) = seconds_between(generation.started_at, situation.now), start
     else:
@@ -61,7 +63,13 @@ def standstill(situation: Situation, generation: GenerationStatus) -> Standstill
         saving = all(m.at_its_end for m in heard) or any(m.at_its_end and not m.has_steps_left for m in heard)
         seconds, (limit, setting) = _step_age(heard), max(hang, start) if saving else hang
     after_session = all(m.is_done for m in heard)
-    return Standstill(seconds=seconds, limit=math.inf if after_session else limit, setting=setting)
+    limit = math.inf if after_session else limit
+    return Standstill(seconds=seconds, limit=limit, setting=setting, after_session=after_session)
+
+
+def _limit(situation: Situation, seconds: float, setting: str) -> tuple[float, str]:
+    """The limit that `setting` of runPolicy sets, and its name."""
+    return (seconds if situation.observed.job.understands(f"runPolicy.{setting}") else math.inf), setting
 
 
 def _step_age(heard: Sequence[MemberFacts]) -> float:
@@ -88,12 +96,9 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
     """
     found, newest = standstill(situation, generation), newest_progress(situation, generation)
     left = leaving_sentence(members_of(situation, generation))
-    lasts = found is not None and found.limit == math.inf
+    lasts = found is not None and found.after_session
     if found is not None and left and not lasts and (generation.first_step_at is None or found.seconds > STEPPING):
-        return (
-            f"{left}, while others have not. Without a step for {found.limit} s the generation is stopped "
-            f"(runPolicy.{found.setting}). {ALL_RANKS}"
-        )
+        return f"{left}, while others have not. {_consequence(found)}. {ALL_RANKS}"
     usual = newest.step_seconds or 0.0 if newest is not None else 0.0
     if found is None or found.seconds <= max(min(NO_STEP, found.limit / 2), STUCK_STEPS * usual):
         return ""
@@ -103,9 +108,16 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
     if lasts:
         return f"no step since {since}: all ranks have left their session, and the script goes on"
     job = situation.observed.job
+    if found.limit == math.inf:
+        return f"no step since {since}. {_consequence(found)}. py-spy dump --subprocesses shows where ranks stand"
     return (
-        f"no step since {since}. Without a step for {found.limit} s the generation is stopped "
-        f"(runPolicy.{found.setting}; lower it to stop it sooner). Then the logs of all pods show where each rank "
-        f"stood: kubectl logs -n {job.namespace} -l {LABEL_JOB}={job.name} --prefix --tail=300. py-spy dump "
-        "--subprocesses shows it at once"
+        f"no step since {since}. {_consequence(found, '; lower it to stop it sooner')}. Then the logs of all pods "
+        f"show where each rank stood: kubectl logs -n {job.namespace} -l {LABEL_JOB}={job.name} --prefix --tail=300. "
+        "py-spy dump --subprocesses shows it at once"
     )
+
+
+def _consequence(found: Standstill, advice: str = "") -> str:
+    if found.limit == math.inf:
+        return f"The generation continues, as this operator doesn't understand runPolicy.{found.setting}"
+    return f"Without a step for {found.limit} s the generation is stopped (runPolicy.{found.setting}{advice})"
