@@ -93,6 +93,20 @@ async def test_steps_are_waited_for_while_their_limit_is_not_understood(policy: 
     assert world.status["generation"]["reason"] == "Hang", "understood again, it is heeded"
 
 
+@pytest.mark.parametrize("keeps", [{"keep": 5000}, {"keep": 4, "keepEvery": "1h"}], ids=str)
+async def test_no_commit_is_deleted_while_the_number_to_keep_is_not_understood(keeps: dict[str, Any]) -> None:
+    """The default is 2, and what a generation's clean-up deletes is gone for good."""
+    world = await training(CrashingCluster())
+    world.cluster.put_job(job(checkpoint={"uri": "s3://bucket/prefix"} | keeps))
+    await world.turn()
+    pod, *_ = world.cluster.pods.values()
+    told = await world.board.next(pod["metadata"]["uid"], after=None, timeout_seconds=5)
+    assert told is not None
+    assert told.generation is not None
+    checkpoint = told.generation.trainer["checkpoint"]
+    assert (checkpoint["keep"], checkpoint["keepEvery"]) == (1000, 1)
+
+
 @pytest.mark.parametrize("begun", [False, True], ids=["not begun", "trains"])
 async def test_pods_that_wait_keep_their_place_while_a_limit_is_not_understood(begun: bool) -> None:
     capacity = {"onDemand": {"min": 0}, "spot": {"max": 2}}

@@ -32,6 +32,7 @@ from spottrain_operator.core.replicas import address_of, replica_settings
 from spottrain_operator.core.timing import MAX_TRANSITIONS, seconds_between
 
 _DEFAULT_DRAIN = timedelta(seconds=60)
+_KEEP_ALL = {"keep": 1000, "keep_every": 1}
 
 
 def assignments_for(job: JobView, pod_uids: Iterable[str], key: bytes = b"") -> dict[str, Assignment]:
@@ -162,8 +163,12 @@ def _trainer_config(job: JobView, generation: GenerationStatus) -> TrainerConfig
 
     Those about a member are missing.
     """
+    settings = {name: getattr(job.spec, name) for name in TrainingSettings.model_fields}
+    if not (job.understands("checkpoint.keep") and job.understands("checkpoint.keepEvery")):
+        # What a clean-up by the defaults deletes is gone for good.
+        settings["checkpoint"] = job.spec.checkpoint.model_copy(update=_KEEP_ALL)
     return TrainerConfig(
-        **{name: getattr(job.spec, name) for name in TrainingSettings.model_fields},
+        **settings,
         job=job.name,
         namespace=job.namespace,
         generation=generation.number,
