@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import AwareDatetime, BaseModel
 
 from spottrain_api.contract import AgentReport, Assignment, NoticeList, TrainerConfig
 
@@ -52,7 +52,7 @@ def _value(annotation: Any) -> Any:
         return {"key": _value(arguments[1])}
     if origin in (tuple, list, frozenset):
         return [_value(arguments[0])]
-    if annotation is datetime:
+    if annotation is AwareDatetime:
         return datetime(2026, 11, 22, tzinfo=UTC).isoformat()
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return sample(annotation)

@@ -105,6 +105,11 @@ def sent(**changes: object) -> str:
         (sent(held=[{**HELD, "ranks": list(range(2000))}]), 400, "ranks: 2000 items, of at most 1024"),
         (sent(progress=IN_TRAINING | {"milestones": {"a": "9999-01-01T00:00:00Z"}}), 400, "the year 9999"),
         (
+            sent(progress=IN_TRAINING | {"lastStepAt": "2026-01-01T00:00:00"}),
+            400,
+            "lastStepAt: Input should have time",
+        ),
+        (
             report(pod="gpt-2", pod_uid="uid-2").to_json(),
             403,
             "speaks for pod gpt-1 (uid-1), the report is about gpt-2",
@@ -112,7 +117,7 @@ def sent(**changes: object) -> str:
     ],
     ids=[
         *("a field lacks", "not JSON", "10 MB", "negative", "NaN", "too large", "a long text", "a long list"),
-        *("a date", "another pod"),
+        *("a date", "no zone", "another pod"),
     ],
 )
 async def test_a_bad_report_gets_a_sentence_and_nothing_is_lost(

@@ -271,8 +271,12 @@ NOTICE = Notice(id="i", node="n", source="ec2", deadline=MOMENT, observed_at=MOM
 
 @pytest.mark.parametrize(
     ("annotation", "notice"),
-    [(None, None), ("", None), ("{half", None), ('{"id": 1}', None), (NOTICE.to_json(), NOTICE)],
-    ids=["none", "empty", "torn", "wrong", "good"],
+    [
+        *((None, None), ("", None), ("{half", None), ('{"id": 1}', None)),
+        (NOTICE.to_json().replace("Z", ""), None),
+        (NOTICE.to_json(), NOTICE),
+    ],
+    ids=["none", "empty", "torn", "wrong", "times without a zone", "good"],
 )
 def test_notices_of_nodes(annotation: str | None, notice: Notice | None) -> None:
     annotations = {} if annotation is None else {ANNOTATION_NOTICE: annotation}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from spottrain_api.contract.configuration import DrainRequest
 from spottrain_api.contract.message import Message, PeerMessage
@@ -191,7 +191,7 @@ class AgentReport(PeerMessage):
     relay_token: str | None = None
     process: str = ""
     number: int = 0
-    sent_at: datetime
+    sent_at: AwareDatetime
 
     def shifted(self, offset: timedelta) -> Self:
         """The same by a clock that is ahead by `offset`.

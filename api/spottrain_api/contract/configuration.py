@@ -5,7 +5,9 @@ They are the settings of the job, and requests to drain.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
+
+from pydantic import AwareDatetime
 
 from spottrain_api.contract.message import Message, PeerMessage
 from spottrain_api.contract.replicas import ReplicaSettings
@@ -23,8 +25,8 @@ class DrainRequest(Message):
     """
 
     reason: str
-    deadline: datetime
-    requested_at: datetime
+    deadline: AwareDatetime
+    requested_at: AwareDatetime
     is_preemption: bool = False
 
     def shifted(self, offset: timedelta) -> DrainRequest:

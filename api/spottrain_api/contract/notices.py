@@ -6,8 +6,9 @@ The watcher gives them to the agents of the node and, on the Node object, to the
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime
 from enum import StrEnum
+
+from pydantic import AwareDatetime
 
 from spottrain_api.contract.message import Message, PeerMessage, Text
 
@@ -41,8 +42,8 @@ class Notice(Message):
     node: str
     kind: NoticeKind = NoticeKind.PREEMPT
     source: str  # "ec2", "gce", "azure", "taint:<key>", "condition:<reason>", "node-deleted", "sigterm"
-    deadline: datetime
-    observed_at: datetime
+    deadline: AwareDatetime
+    observed_at: AwareDatetime
     cancellable: bool = False
     cancelled: bool = False
 

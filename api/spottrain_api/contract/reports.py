@@ -5,11 +5,11 @@ They report progress, failures, and how they ended.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from spottrain_api.contract.message import Amount, Message, Text
 
@@ -20,7 +20,7 @@ class CommitRef(Message):
     generation: Annotated[int, Field(description="Number of the generation that committed it.")]
     step: Annotated[int, Field(description="Optimizer steps that it holds, counted from the job's start.")]
     manifest: Annotated[str, Field(description="Path of the commit's manifest below checkpoint.uri.")]
-    committed_at: Annotated[datetime, Field(description="Time at which it was saved.")]
+    committed_at: Annotated[AwareDatetime, Field(description="Time at which it was saved.")]
 
 
 class CheckpointTimings(Message):
@@ -176,14 +176,14 @@ class Progress(Message):
     waited_seconds: float = 0.0
     stalled_seconds: float = 0.0
     memory_bytes: int | None = None
-    first_step_at: datetime | None = None
-    last_step_at: datetime | None = None
-    updated_at: datetime
+    first_step_at: AwareDatetime | None = None
+    last_step_at: AwareDatetime | None = None
+    updated_at: AwareDatetime
     commit: CommitRef | None = None
     checkpoint: CheckpointTimings | None = None
     # Why commits can't be made or read, while training continues; None again after the next commit.
     checkpoint_failure: Failure | None = None
-    drain_seen_at: datetime | None = None
+    drain_seen_at: AwareDatetime | None = None
     # Steps of the run that stability skipped or undid, and how often it rolled the run back.
     skipped_steps: int = 0
     rollbacks: int = 0
@@ -193,7 +193,7 @@ class Progress(Message):
     message: Text | None = None
     strategy: StrategyChoice | None = None
     # Milestones of the start, for the recovery benchmark: the time of each, by name.
-    milestones: dict[str, datetime] = Field(default_factory=dict)
+    milestones: dict[str, AwareDatetime] = Field(default_factory=dict)
 
     def shifted(self, offset: timedelta) -> Progress:
         """The same by a clock that is ahead by `offset`.
