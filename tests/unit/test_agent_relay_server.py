@@ -12,6 +12,7 @@ import pytest
 
 from control_api_setup import NOW, running, until
 from raw_requests import answer
+from scene import training
 from spottrain_agent import relay as relay_module
 from spottrain_agent import routes
 from spottrain_agent.routes import RefusedError, RelayRoute
@@ -21,9 +22,10 @@ from spottrain_api.contract import (
     CommitRef,
     Failure,
     FailureReason,
+    HeldShards,
     Relay,
 )
-from spottrain_operator.control_api.report_bounds import MAX_BODY_BYTES
+from spottrain_operator.control_api.report_bounds import MAX_BODY_BYTES, parse_report
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,23 @@ async def test_a_batch_is_measured_in_bytes(alone: Alone) -> None:
     alone.relay._unsent.update(reports)
     body = alone.relay.filled(told).to_json().encode()
     assert relay_module.MAX_BATCH_BYTES - size < len(body) < relay_module.MAX_BATCH_BYTES + 2 * size < MAX_BODY_BYTES
+
+
+@pytest.mark.parametrize("num_ranks", [1, 8, 64])
+async def test_the_operator_takes_all_that_the_largest_job_says_at_once(alone: Alone, num_ranks: int) -> None:
+    """It bounds the values of a report. A job has at most 512 members of 64 ranks, of which each holds two steps."""
+    ranks = tuple(range(511 * num_ranks, 512 * num_ranks))
+    step = HeldShards(generation=3, sequence=1, step=1, world_size=512 * num_ranks, ranks=ranks + ranks)
+    told = AgentReport(
+        **dict(alone.own)
+        | {"replica_port": 1, "held": (step, step), "process": "0123456789abcdef", "progress": training()}
+    )
+    reports = {f"uid-{n}": told.model_copy(update={"pod_uid": f"uid-{n}"}) for n in range(2, 513)}
+    alone.relay.lead(dict.fromkeys(reports, running(1, 1)))
+    alone.relay._reports.update(reports)
+    alone.relay._unsent.update(reports)
+    sent = alone.relay.filled(told).model_copy(update={"present": tuple(reports)})
+    assert parse_report(sent.to_json().encode()) == sent
 
 
 async def test_a_relay_that_ends_answers_whoever_waits(alone: Alone, caplog: pytest.LogCaptureFixture) -> None:
