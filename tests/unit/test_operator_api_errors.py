@@ -17,9 +17,11 @@ from spottrain_operator.cluster.client import (
 )
 
 
-def test_what_the_api_server_asks_to_wait() -> None:
+def test_what_the_api_server_or_a_proxy_asks_to_wait() -> None:
     for headers, seconds in (
         ({"Retry-After": "7"}, 7.0),
+        ({"Retry-After": "3600"}, 30.0),
+        ({"Retry-After": "inf"}, 30.0),
         ({"Retry-After": "Mon, 01 Jan"}, None),
         ({}, None),
     ):

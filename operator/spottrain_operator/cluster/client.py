@@ -15,6 +15,9 @@ from spottrain_operator.core.model import JobView
 
 Manifest = dict[str, Any]
 
+# The API server asks for a second or so, and a proxy before it may ask for an hour.
+MAX_RETRY_AFTER_SECONDS = 30.0
+
 
 class ClusterError(Exception):
     """The API server failed or could not be reached. A later attempt may succeed.
@@ -28,12 +31,12 @@ class ClusterError(Exception):
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of the header Retry-After, if there is one.
+    """Return the seconds of the header Retry-After, if there is one, up to 30.
 
     The API server sends it with 429, and sometimes with 503.
     """
     try:
-        return max(0.0, float(headers.get("Retry-After", "")))
+        return min(max(0.0, float(headers.get("Retry-After", ""))), MAX_RETRY_AFTER_SECONDS)
     except ValueError:
         return None
 
