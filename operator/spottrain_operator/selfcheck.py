@@ -26,7 +26,7 @@ from spottrain_operator.cluster.client import ClusterError, Manifest
 from spottrain_operator.cluster.definitions import crd_problem
 from spottrain_operator.cluster.kubernetes_client import DEFINITIONS, NODES, PODS, SECRETS, path_of
 from spottrain_operator.cluster.placement import fits
-from spottrain_operator.control_api.certificate_keeper import CA, SECRET_NAME, decoded
+from spottrain_operator.control_api.certificate_keeper import CA, SECRET_NAME, ca_of, decoded
 from spottrain_operator.options import spot_labels_option, watch_namespaces_option
 from spottrain_operator.rights import RIGHTS, asked, questions
 
@@ -171,7 +171,7 @@ class Installation:
     def _trust(self) -> ssl.SSLContext:
         """What the release's pods trust."""
         secret = self._api.ask(path_of(SECRETS, self._namespace, SECRET_NAME))
-        return ssl.create_default_context(cadata=decoded(secret).get(CA) or None)
+        return ssl.create_default_context(cadata=ca_of(decoded(secret)) or None)
 
     def _crd(self, name: str) -> str:
         try:

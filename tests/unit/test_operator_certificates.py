@@ -169,6 +169,25 @@ async def test_a_certificate_of_somebody_else_is_served_and_never_written() -> N
     assert keeping.cluster.secrets == written
 
 
+async def test_agents_are_given_the_certificates_of_a_bundle_without_its_comments() -> None:
+    keeping = Keeping()
+    keeper = keeping.keeper(source=CertificateSource.SECRET)
+    authority, other = new_authority(keeping.now), new_authority(keeping.now)
+    pair = issue(authority, ["127.0.0.1"], keeping.now)
+    served = {"tls.crt": pair.certificate, "tls.key": pair.key}
+    bundle = f"# Főtanúsítvány\r\n{authority.certificate}# 次\n{other.certificate}"
+    keeping.put(**served, **{"ca.crt": bundle.replace("\n", "\r\n")})
+    await keeper.refresh()
+    found = keeper.ca
+    assert found.replace("\r", "") == authority.certificate + other.certificate
+    ssl.create_default_context(cadata=found)
+    for damaged in ("ő", "# no certificate", authority.certificate.replace("M", "?")):
+        keeping.put(**served, **{"ca.crt": damaged})
+        with pytest.raises(CertificateMissingError, match=r"holds no usable ca\.crt"):
+            await keeper.refresh()
+        assert keeper.ca == found
+
+
 class Denying(MemoryCluster):
     """The chart is older than the operator: it grants nothing on the Secret."""
 
@@ -250,6 +269,10 @@ async def test_an_agent_verifies_the_operator(served: Served, caplog: pytest.Log
     assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
     (served.folder / FILE_CONTROL_CA).write_text("")
     assert not await served.client.send_report(REPORT), "the authorities of the image are others"
+    (served.folder / FILE_CONTROL_CA).write_text(f"# Főtanúsítvány\n{served.keeper.ca}", encoding="utf-8")
+    assert not await served.client.send_report(REPORT), "an older operator passes comments on"
+    served.tell()
+    assert await served.client.send_report(REPORT)
 
 
 async def test_an_agent_never_falls_back_to_a_wire_without_tls(served: Served) -> None:

@@ -16,6 +16,10 @@ class AddressMissingError(OSError):
     """The pod does not say where the control API is. The text is a sentence."""
 
 
+class AuthoritiesUnusableError(OSError):
+    """The pod does not say whom to trust there. The text is a sentence."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlEndpoint:
     """Where to send a request.
@@ -47,6 +51,7 @@ class ControlAddress:
 
         Raises:
             AddressMissingError: The folder lacks it.
+            AuthoritiesUnusableError: The authorities are not ASCII.
             OSError: A file can't be read, or the authorities can't be parsed.
         """
         if self._folder is None:
@@ -60,6 +65,11 @@ class ControlAddress:
         return ControlEndpoint(url=url, trust=self._trusting((self._folder / FILE_CONTROL_CA).read_text()))
 
     def _trusting(self, authorities: str) -> ssl.SSLContext | bool:
+        if not authorities.isascii():
+            raise AuthoritiesUnusableError(
+                f"{FILE_CONTROL_CA} is not ASCII: see the certificates in the annotations of this pod, which the "
+                "operator sets"
+            )
         if authorities != self._trust[0]:
             self._trust = (authorities, ssl.create_default_context(cadata=authorities) if authorities else True)
         return self._trust[1]

@@ -12,6 +12,7 @@ import binascii
 import contextlib
 import logging
 import os
+import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ SECRET_NAME = "spottrain-control-tls"
 LOOK_SECONDS = 60.0
 RETRY_SECONDS = 1.0
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----[\x00-\x7f]*?-----END CERTIFICATE-----")
 
 
 class CertificateSource(StrEnum):
@@ -148,7 +150,11 @@ class CertificateKeeper:
                 f"the Secret {SECRET_NAME} in {self._namespace} has no {CERTIFICATE} and {KEY} yet: see "
                 f"`kubectl --namespace {self._namespace} describe certificate {SECRET_NAME}`"
             )
-        return Served(pair=KeyPair(certificate=found[CERTIFICATE], key=found[KEY]), ca=found.get(CA, ""))
+        try:
+            ca = ca_of(found)
+        except ssl.SSLError as error:
+            raise CertificateMissingError(f"the Secret {SECRET_NAME} holds no usable {CA}: {error}") from error
+        return Served(pair=KeyPair(certificate=found[CERTIFICATE], key=found[KEY]), ca=ca)
 
     async def _own(self, secret: Manifest | None, found: Mapping[str, str]) -> Served:
         stored = authorities_of(found)
@@ -188,6 +194,24 @@ def decoded(secret: Manifest | None) -> dict[str, str]:
         with contextlib.suppress(binascii.Error, UnicodeDecodeError):
             found[name] = base64.b64decode(value).decode()
     return found
+
+
+def ca_of(found: Mapping[str, str]) -> str:
+    """What to trust by a Secret, in PEM, without the comments of its bundle.
+
+    Empty if the Secret names no authorities.
+
+    Raises:
+        ssl.SSLError: A certificate in it is damaged, or it holds none.
+    """
+    if not found.get(CA):
+        return ""
+    # Python takes only ASCII, and comments may be in any language.
+    certificates = "".join(f"{each}\n" for each in _CERTIFICATE.findall(found[CA]))
+    if not certificates:
+        raise ssl.SSLError(f"{CA} contains no certificate")
+    ssl.create_default_context(cadata=certificates)
+    return certificates
 
 
 def authorities_of(found: Mapping[str, str]) -> Authorities | None:
