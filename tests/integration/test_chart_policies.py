@@ -34,6 +34,7 @@ pytestmark = pytest.mark.cluster
 NOT_ITS_OWN = "operator creates, changes and deletes the pods of TrainingJobs alone"
 HOST = "share no network, processes or ports with their host"
 RIGHTS = "has more rights than jobs.allowedNetworks and policies.allowedCapabilities"
+ESCALATION = "drop all capabilities and do not allow privilege escalation"
 TOKEN = "get no token for the API server"
 # The local API server's own audience, and that of a mesh.
 API_SERVER, ISTIO = "https://kubernetes.default.svc", "istio-ca"
@@ -85,6 +86,9 @@ BAD_PODS: dict[str, tuple[Change, str]] = {
         RIGHTS,
     ),
     "root": (container(securityContext={"runAsUser": 0, "runAsNonRoot": False}), "do not run as root"),
+    "setuid programs": (container(securityContext={"capabilities": {"drop": ["ALL"]}}), ESCALATION),
+    "default capabilities": (container(securityContext={"allowPrivilegeEscalation": False}), ESCALATION),
+    "a sidecar's setuid programs": (of_spec(initContainers=[{"name": "a", "image": "a"}]), ESCALATION),
     "root pod": (of_spec(securityContext={}), "do not run as root"),
     "host path": (with_volume(hostPath={"path": "/"}), "mount no folder of their host"),
     "TCPX's path": (with_volume(hostPath={"path": "/sys"}), "mount no folder of their host"),
