@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
     CosineAnnealingLR,
+    CyclicLR,
     LambdaLR,
     LinearLR,
     LRScheduler,
@@ -28,6 +30,29 @@ from spottrain.schedules import warmup_cosine
 pytestmark = pytest.mark.usefixtures("world_of_its_own")
 
 
+class Restarts(LRScheduler):
+    """A cosine with restarts between rates of its own, as of the package cosine-annealing-warmup."""
+
+    def __init__(self, optimizer: Optimizer, *, steps: int, max_lr: float, min_lr: float) -> None:
+        self.steps, self.max_lr = steps, max_lr
+        super().__init__(optimizer)
+        self.base_lrs = [min_lr] * len(optimizer.param_groups)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        part = (1 + math.cos(math.pi * (self.last_epoch % self.steps) / self.steps)) / 2
+        return [lowest + part * (self.max_lr - lowest) for lowest in self.base_lrs]
+
+
+def warmup_and_cycles(optimizer: Optimizer) -> LRScheduler:
+    """The LinearLR scales the optimizer's rate, and the CyclicLR has rates of its own."""
+    warmup = LinearLR(optimizer, 0.1, total_iters=2)
+    return SequentialLR(optimizer, [warmup, CyclicLR(optimizer, 0.001, 0.1, step_size_up=3)], [2])
+
+
+def restarts(optimizer: Optimizer) -> LRScheduler:
+    return Restarts(optimizer, steps=4, max_lr=0.1, min_lr=0.001)
+
+
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -38,8 +63,10 @@ pytestmark = pytest.mark.usefixtures("world_of_its_own")
         lambda optimizer: SequentialLR(
             optimizer, [LinearLR(optimizer, 0.3, total_iters=3), MultiStepLR(optimizer, [1])], [4]
         ),
+        warmup_and_cycles,
+        restarts,
     ],
-    ids=["cosine", "sequence", "milestones"],
+    ids=["cosine", "sequence", "milestones", "cycles", "restarts"],
 )
 def test_schedules_of_learning_rates_that_are_tensors_go_on_bit_for_bit(
     schedule: Callable[[Optimizer], LRScheduler], tmp_path: Path
@@ -142,6 +169,40 @@ def test_a_schedule_that_cannot_continue_from_that_of_the_commit_is_refused(
     with pytest.raises(SystemExit, match="1"):
         train(f"file://{tmp_path}", now, 4)
     assert f"spottrain: The checkpoint at step 2 {said}" in capsys.readouterr().err
+
+
+def test_a_schedule_of_another_class_keeps_base_rates_of_its_own(tmp_path: Path) -> None:
+    """The commit's are those of the optimizer, which the schedule never had."""
+    made: list[LRScheduler] = []
+
+    def schedule(optimizer: Optimizer) -> LRScheduler:
+        made.append(restarts(optimizer))
+        return made[-1]
+
+    train(f"file://{tmp_path}", lambda optimizer: StepLR(optimizer, 3), 2)
+    train(f"file://{tmp_path}", schedule, 3)
+    assert made[-1].base_lrs == [0.001]
+
+
+def in_two_groups(weights: Iterator[nn.Parameter]) -> Optimizer:
+    return torch.optim.AdamW([{"params": [each]} for each in weights], 0.013)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name"),
+    [
+        pytest.param(restarts, "Restarts", id="base"),
+        pytest.param(lambda optimizer: CyclicLR(optimizer, 0.013, 0.1), "CyclicLR", id="highest"),
+    ],
+)
+def test_a_schedule_whose_own_rates_are_for_other_groups_is_refused(
+    schedule: Callable[[Optimizer], LRScheduler], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(f"file://{tmp_path}", schedule, 2, make=lambda weights: torch.optim.AdamW(weights, 0.013))
+    with pytest.raises(SystemExit, match="1"):
+        train(f"file://{tmp_path}", schedule, 4, make=in_two_groups)
+    said = f"step 2 has a {name} for 1 parameter groups, and the script forms 2. Set the groups back, or"
+    assert said in capsys.readouterr().err
 
 
 def test_a_commit_that_does_not_name_the_class_of_its_schedule_resumes(

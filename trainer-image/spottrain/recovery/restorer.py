@@ -154,7 +154,7 @@ class StateRestorer:
         rank: int,
     ) -> None:
         state.check(loaded.extra, loaded.step)
-        state.restore(tensors, loaded, seed=seed, rank=rank)
+        state.restore(tensors, loaded, options, seed=seed, rank=rank)
         changes = [*state.changes(loaded), *state.unused_options(options, loaded.step)]
         if changes:
             self.reports.warn(" ".join(changes))  # one message: the next would replace it

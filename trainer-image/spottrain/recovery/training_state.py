@@ -111,17 +111,24 @@ class TrainingState:
             extra[STRATEGY] = self.strategy.model_dump()
         return extra
 
-    def restore(self, tensors: dict[str, Any], loaded: Loaded, *, seed: int, rank: int) -> None:
+    def restore(self, tensors: dict[str, Any], loaded: Loaded, scripts: Options, *, seed: int, rank: int) -> None:
         """Take over a checkpoint that was loaded into `tensors`.
 
         The random numbers are included. A collective.
+
+        Args:
+            tensors: What `tensors` returned, filled.
+            loaded: What the commit holds besides.
+            scripts: What `options` returned before the checkpoint was loaded.
+            seed: Seed of the run.
+            rank: Number of this rank.
 
         Raises:
             CheckpointMismatch: The schedule or a part of `stateful` does not understand its saved state.
         """
         self.engine.load_state(tensors)
         if self.scheduler is not None and loaded.extra["scheduler"] is not None:
-            self._load_schedule(self.scheduler, loaded)
+            self._load_schedule(self.scheduler, loaded, scripts)
         for name, saved in loaded.extra.get("stateful", {}).items():
             if name in self.stateful:
                 advice = "Let its load_state_dict take that state, too"
@@ -131,11 +138,16 @@ class TrainingState:
         else:
             random_state.seed_everything(seed, step=loaded.step, rank=rank)
 
-    def _load_schedule(self, scheduler: LRScheduler, loaded: Loaded) -> None:
+    def _load_schedule(self, scheduler: LRScheduler, loaded: Loaded, scripts: Options) -> None:
         """Let the schedule continue where the commit's was; the optimizer is loaded.
 
         A schedule of another class has numbers of its own, and takes over the step and the rates that it scales.
         """
+        initial = tuple(group.get("lr") for group in scripts)
+        # Others, such as a CyclicLR in a sequence, have base rates of their own.
+        scale_groups = [
+            each for each in _simple_schedules(scheduler) if _plain(getattr(each, "base_lrs", None)) == initial
+        ]
         saved = loaded.extra["scheduler"]
         before = self._other_schedule(loaded)
         if before is None:
@@ -143,13 +155,13 @@ class TrainingState:
             _load_part("the schedule", scheduler, saved, loaded.step, advice="Set the schedule back")
             for each in _simple_schedules(scheduler):
                 groups = each.optimizer.param_groups
-                if hasattr(each, "base_lrs") and all("initial_lr" in group for group in groups):
+                if each in scale_groups and all("initial_lr" in group for group in groups):
                     # The optimizer's groups were loaded by their parameters: the script may form others.
                     each.base_lrs = [group["initial_lr"] for group in groups]
-                rates = getattr(each, "max_lrs", groups)
-                if len(rates) != len(groups):
+                numbers = {len(getattr(each, name, groups)) for name in ("base_lrs", "max_lrs")}
+                if other := numbers - {len(groups)}:
                     raise CheckpointMismatch(
-                        f"The checkpoint at step {loaded.step} has a {type(each).__name__} for {len(rates)} "
+                        f"The checkpoint at step {loaded.step} has a {type(each).__name__} for {other.pop()} "
                         f"parameter groups, and the script forms {len(groups)}. Set the groups back, or create a new "
                         "job with a different checkpoint.uri."
                     )
@@ -163,7 +175,8 @@ class TrainingState:
                 "different checkpoint.uri."
             )
         vars(scheduler).update({name: saved[name] for name in _POSITION if name in saved})
-        scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
+        if scheduler in scale_groups:
+            scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
 
     def _other_schedule(self, loaded: Loaded) -> str | None:
         """The class of the commit's schedule, if it is not the script's.
