@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from torch import nn
 
 from lora_runs import ADAPTER_AND_OPTIMIZER_BYTES, LAYERS, WIDTH, adapted, committed_bytes, train
+from spottrain.checkpoint import Checkpointer, open_storage, read_head
+from spottrain.checkpoint.loading.export import export
+from spottrain.engines.model_state import model_state
+from spottrain.recovery.peft_adapters import peft_adapters
 
 BASE_BYTES = 4 * LAYERS * WIDTH * (WIDTH + 1)
 
@@ -46,3 +53,31 @@ def test_from_the_second_commit_on_a_lora_run_commits_adapters_and_optimizer(
     assert "differ" not in caplog.text
     assert resumed.keys() == steady.keys()
     assert all(torch.equal(resumed[name], value) for name, value in steady.items())
+
+
+def exported(folder: Path, *, compiled: str = "nothing") -> dict[str, torch.Tensor]:
+    """The adapters of a model of two layers and a head, of which the script has compiled a part."""
+    layers = [nn.Sequential(OrderedDict(proj=nn.Linear(4, 4))) for _ in range(2)]
+    if compiled == "layers":
+        layers = [torch.compile(layer, backend="eager") for layer in layers]  # type: ignore[misc]
+    model = nn.Sequential(OrderedDict(layers=nn.Sequential(*layers), head=nn.Linear(4, 4)))
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        made: nn.Module = get_peft_model(model, LoraConfig(r=2, target_modules=["proj", "head"]))
+    if compiled == "model":
+        made = torch.compile(made, backend="eager")  # type: ignore[assignment]
+    storage = open_storage(f"file://{folder}/store")
+    saver = Checkpointer(storage, generation=1, attempt_id="a", rank=0, world_size=1)
+    saver.save({"model": model_state(made)}, step=1, extra={"peft": peft_adapters(made)})
+    head = read_head(storage)
+    assert head is not None
+    assert head.newest is not None
+    return load_file(export(storage, head.newest, folder / "adapters")[0])
+
+
+@pytest.mark.parametrize("compiled", ["layers", "model"])
+def test_a_model_that_the_script_compiles_has_the_adapters_of_the_model_itself(compiled: str, tmp_path: Path) -> None:
+    plain, found = exported(tmp_path / "plain"), exported(tmp_path / "compiled", compiled=compiled)
+    assert "base_model.model.layers.0.proj.lora_A.weight" in plain
+    assert found.keys() == plain.keys()
+    assert all(torch.equal(found[name], value) for name, value in plain.items())

@@ -55,7 +55,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
         ) from error
     for key in list(state):
         value = state.pop(key)
-        state.update(_plain(_unwrapped(key), value))
+        state.update(_plain(unwrapped(key), value))
     state.update(_quantization_states(model))
     return state
 
@@ -141,7 +141,7 @@ def frozen_names(model: nn.Module) -> set[str]:
         if trains[module] or not is_part
     }
     changing |= {n for n, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
-    changing = {_unwrapped(name) for name in changing}
+    changing = {unwrapped(name) for name in changing}
     return {name for name in model_state(model) if not name.endswith(_EXTRA_STATE) and not _is_within(name, changing)}
 
 
@@ -149,7 +149,8 @@ def _is_within(name: str, wholes: Collection[str]) -> bool:
     return bool(name) and (name in wholes or _is_within(name.rpartition(".")[0], wholes))
 
 
-def _unwrapped(name: str) -> str:
+def unwrapped(name: str) -> str:
+    """A name in a state dict without the parts that wrappers of modules add."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
@@ -175,8 +176,8 @@ def _beside(model: nn.Module, state: dict[str, Any]) -> Tensors:
 
     They are neither parameters, nor buffers, nor extra state.
     """
-    own = {_unwrapped(name) for name, _ in model.named_parameters(remove_duplicate=False)}
-    own |= {_unwrapped(name) for name, _ in model.named_buffers(remove_duplicate=False)}
+    own = {unwrapped(name) for name, _ in model.named_parameters(remove_duplicate=False)}
+    own |= {unwrapped(name) for name, _ in model.named_buffers(remove_duplicate=False)}
     others = {name: value for name, value in state.items() if name not in own and not name.endswith(_EXTRA_STATE)}
     return {name: value for name, value in others.items() if isinstance(value, torch.Tensor)}
 
@@ -205,7 +206,7 @@ def _quantized(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
         weight = module._parameters.get("weight")  # its own; PEFT's layers also show that of the layer that they wrap
         quantization = getattr(weight, "quant_state", None) or getattr(module, "quant_state", None)
         if weight is not None and hasattr(quantization, "from_dict"):
-            yield _unwrapped(f"{prefix}.weight".lstrip(".")), module, quantization
+            yield unwrapped(f"{prefix}.weight".lstrip(".")), module, quantization
 
 
 def _quantization_states(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

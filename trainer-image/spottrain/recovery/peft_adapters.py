@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from spottrain.engines.model_state import unwrapped
+
 # Prefix of an adapter's tensor names if transformers has put the adapter into its model without a PeftModel.
 _PREFIX = "base_model.model."
 
@@ -25,16 +27,17 @@ def peft_adapters(model: nn.Module) -> dict[str, Any] | None:
 
     Returns:
         For each adapter, by name: `config`, as in adapter_config.json, and `tensors`, which maps names in
-        adapter_model.safetensors to names in `model`. `tensors` is None if PEFT computes an adapter's tensors from
-        others. None for a model without adapters.
+        adapter_model.safetensors to names in a commit's model. `tensors` is None if PEFT computes an adapter's
+        tensors from others. None for a model without adapters.
     """
     if not getattr(model, "peft_config", None):
         return None
     from peft import PeftModel, get_peft_model_state_dict
 
+    model = getattr(model, "_orig_mod", model)  # the script may have compiled it
     is_peft_model = isinstance(model, PeftModel)
     state = model.state_dict()
-    names = {id(value): name for name, value in state.items()}
+    names = {id(value): unwrapped(name) for name, value in state.items()}
     adapters = {}
     for adapter, its_config in model.peft_config.items():  # type: ignore[union-attr, operator]
         config = copy.deepcopy(its_config)
@@ -48,7 +51,7 @@ def peft_adapters(model: nn.Module) -> dict[str, Any] | None:
             }
         found = get_peft_model_state_dict(model, state_dict=dict(state), adapter_name=adapter)
         prefix = "" if is_peft_model else _PREFIX
-        tensors = {f"{prefix}{name}": names.get(id(value)) for name, value in found.items()}
+        tensors = {f"{prefix}{unwrapped(name)}": names.get(id(value)) for name, value in found.items()}
         adapters[adapter] = {
             "config": json.loads(json.dumps(config.to_dict(), default=list)),  # sets are lists there
             "tensors": tensors if all(tensors.values()) else None,
