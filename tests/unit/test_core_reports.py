@@ -14,6 +14,7 @@ from scene import (
     START,
     at,
     commit,
+    pod,
     starting_job,
     training,
     training_job,
@@ -21,6 +22,8 @@ from scene import (
 )
 from spottrain_api.contract import (
     AgentPhase,
+    Failure,
+    FailureReason,
     HeldShards,
     Interruptions,
     LossSpikeConfig,
@@ -36,7 +39,7 @@ from spottrain_api.contract import (
 from spottrain_api.v1alpha1 import Checkpoint, GenerationState, TimeStatus, TrainingJobSpec, Transition
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.situation import Situation
-from spottrain_operator.core.timing import MAX_TRANSITIONS
+from spottrain_operator.core.timing import CULPRIT_GRACE, MAX_TRANSITIONS
 
 
 def test_ranks_are_told_of_the_interruptions_before_their_generation() -> None:
@@ -114,6 +117,28 @@ def test_a_generation_that_starts_from_replicas_covers_the_loss_before_it(ranks:
     assert (status.generation.number, status.generation.replicated_step is not None) == (2, len(ranks) == 4)
     [transition] = status.transitions
     assert (transition.reason, transition.from_replicas) == ("NodeLost", len(ranks) == 4)
+
+
+@pytest.mark.parametrize("holder", [3, 2], ids=["a-member", "a-pod-that-goes"])
+def test_replicas_are_read_from_members_of_the_generation_that_starts(holder: int) -> None:
+    """The on-demand pod 2 stands in for a spot pod, which comes up as pod 4 while the generation fails."""
+    scene = waiting_job(
+        num_pods=3,
+        nodes={"min": 2, "max": 3},
+        capacity={"onDemand": {"min": 1}},
+        checkpoint={"uri": "s3://bucket/run", "peerReplicas": 1},
+    )
+    scene = scene.later(400).all_say(phase=AgentPhase.IDLE, replica_port=9000).decided()
+    failure = Failure(reason=FailureReason.SCRIPT_ERROR, message="it broke")
+    scene = scene.all_say(generation=1, phase=AgentPhase.FAILED, failure=failure, replica_port=9000)
+    for sequence, ranks in ((1, (0, 1)), (holder, (2,))):
+        held = HeldShards(generation=1, sequence=3, step=48, world_size=3, ranks=ranks)
+        scene = scene.says(sequence, held=(held,))
+    scene = scene.with_pod(pod(4)).says(4, generation=0, phase=AgentPhase.IDLE, warm=True, replica_port=9000)
+    started = scene.decided().later(CULPRIT_GRACE).decided().plan().status.generation
+    assert started is not None
+    assert [member.pod for member in started.members] == ["job-1", "job-3", "job-4"]
+    assert (started.replicated_step is not None) == (holder == 3)
 
 
 @pytest.mark.parametrize(("start_step", "covered"), [(48, True), (40, False)], ids=["from-replicas", "fell-back"])

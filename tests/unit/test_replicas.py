@@ -349,7 +349,8 @@ def test_the_newest_step_that_survivors_hold_between_them(
     commit_: CommitRef | None,
     expected: tuple[int, dict[int, tuple[int, ...]]] | None,
 ) -> None:
-    found = newest_replicated_step(situation(steps), commit_)
+    scene = situation(steps)
+    found = newest_replicated_step(scene, scene.candidates(scene.pods), commit_)
     if expected is None:
         assert found is None
         return
@@ -359,13 +360,15 @@ def test_the_newest_step_that_survivors_hold_between_them(
 
 
 def test_a_member_that_still_says_that_it_trains_is_not_counted_on() -> None:
-    assert newest_replicated_step(situation({0: (held(4, 0, 1, 2),)}, phase=AgentPhase.RUNNING), None) is None
+    scene = situation({0: (held(4, 0, 1, 2),)}, phase=AgentPhase.RUNNING)
+    assert newest_replicated_step(scene, scene.candidates(scene.pods), None) is None
 
 
 def test_nothing_is_looked_for_where_the_job_wants_no_replicas() -> None:
     scene = situation({0: (held(4, 0, 1, 2),)})
     job = replace(scene.observed.job, spec=spec_of())
-    assert newest_replicated_step(Situation(replace(scene.observed, job=job), scene.now), None) is None
+    without = Situation(replace(scene.observed, job=job), scene.now)
+    assert newest_replicated_step(without, without.candidates(without.pods), None) is None
 
 
 def member(rank: int, node: str) -> Member:

@@ -305,7 +305,7 @@ def _generation(situation: Situation, draft: Draft, number: int, chosen: list[Po
         world_size=len(members) * situation.spec.processes_per_node,
         members=members,
         resume=draft.status.commit,
-        replicated_step=newest_replicated_step(situation, draft.status.commit),
+        replicated_step=newest_replicated_step(situation, chosen, draft.status.commit),
         template_hash=situation.run_hash_on(facts.pod.template_hash for facts in chosen),
         started_at=situation.now,
     )

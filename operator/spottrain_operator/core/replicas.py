@@ -2,8 +2,8 @@
 
 This module says who holds whose shards, and which replicated step survives a loss.
 
-A step is complete if the remaining members hold the shards of all its ranks between them. HEAD stays the truth for
-everyone else: a generation that resumes from replicas commits that step first.
+A step is complete if the next generation's members hold the shards of all its ranks between them. HEAD stays the
+truth for everyone else: a generation that resumes from replicas commits that step first.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from collections.abc import Iterable
 
 from spottrain_api.contract import CommitRef, HeldShards, Member, ReplicaHolder, ReplicaSettings, ReplicatedStep
 from spottrain_operator.core.model import JobView
-from spottrain_operator.core.situation import BUSY, Situation
+from spottrain_operator.core.situation import PodFacts, Situation
 
 
-def newest_replicated_step(situation: Situation, commit: CommitRef | None) -> ReplicatedStep | None:
-    """The newest replicated step that the pods that are up hold completely.
+def newest_replicated_step(
+    situation: Situation, chosen: Iterable[PodFacts], commit: CommitRef | None
+) -> ReplicatedStep | None:
+    """The newest replicated step that the pods of a new generation hold completely.
 
-    None if `commit` is not older than it.
+    None if `commit` is not older than it. Other pods don't learn that generation's token, and may go when it starts.
     """
     if not situation.spec.checkpoint.peer_replicas:
         return None
     held: dict[tuple[int, int, int, int], list[tuple[str, HeldShards]]] = {}
-    for facts in situation.pods.values():
+    for facts in chosen:
         report = facts.report
-        if not (facts.usable and facts.heard) or report is None or report.replica_port is None:
-            continue
-        # One that still reports training has not heard of the end, or is the one that was lost.
-        if report.phase in BUSY:
+        if report is None or report.replica_port is None:
             continue
         for step in report.held:
             place = (step.generation, step.sequence, step.step, step.world_size)
