@@ -44,7 +44,8 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
             now,
         )
     ended = [facts.pod for facts in start_failures(situation, draft)]
-    starting = any(not pod.container_started for pod in waiting if pod not in ended)
+    early = {pod.uid for pod in ended}
+    starting = any(not pod.container_started for pod in waiting if pod.uid not in early)
     if ended and (starting or missing(situation, draft)):
         return _heed_early_ends(situation, draft, ended)
     if in_vain := waits_in_vain_sentence(situation, goes):
