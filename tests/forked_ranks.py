@@ -32,7 +32,6 @@ def fork() -> Any:
 
     The agent's ranks are forked from its zygote in the same way.
     """
-    os.environ["DS_ACCELERATOR"] = "cpu"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
@@ -49,6 +48,7 @@ def fork() -> Any:
     )
     # Python 3.11 doesn't hand sys.path over to that process, and ignores what it can't import there.
     with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("DS_ACCELERATOR", "cpu")
         environment.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         forkserver.ensure_running()
     return context

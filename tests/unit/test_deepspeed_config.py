@@ -146,5 +146,6 @@ def test_a_file_that_is_no_json_object_is_refused(content: str, tmp_path: Path) 
 def test_an_image_without_deepspeed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", None)  # what Python itself takes for "can't be imported"
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(ValueError, match=r"needs the package deepspeed, .*install spottrain\[deepspeed\]"):
         choose_engine("deepspeed", config())
