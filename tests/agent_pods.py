@@ -6,6 +6,7 @@ The test plays their operator.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -211,15 +212,12 @@ class Pods:
         """The node vanishes: every process of the pod at once, without notice."""
         process = self.processes[name]
         for pid in [process.pid, *descendants(process.pid)]:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # some die with the agent
+                os.kill(pid, signal.SIGKILL)
 
     def end(self) -> None:
-        for process in self.processes.values():
-            for pid in [process.pid, *descendants(process.pid)]:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+        for name, process in self.processes.items():
+            self.kill(name)
             process.wait()
 
 

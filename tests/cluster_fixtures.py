@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -169,7 +169,8 @@ def throw_away_cluster(root: Path, spec: ClusterSpec = SMALL) -> Iterator[Cluste
             cluster.down()
         finally:
             for process in processes_of(root):
-                process.send_signal(signal.SIGKILL)
+                with suppress(psutil.NoSuchProcess):  # some die with another
+                    process.send_signal(signal.SIGKILL)
             # pytest keeps the folders of the last runs; the logs are worth that, the rest isn't.
             for folder in (cluster.layout.etcd, cluster.layout.object_store, root / "nodes"):
                 shutil.rmtree(folder, ignore_errors=True)
