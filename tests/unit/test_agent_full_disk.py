@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+import lone_member
 from full_disk import fill_disk
 from spottrain_agent import generation_run
 from spottrain_agent.generation_run import GenerationRun
 from spottrain_agent.records import WorkerStarted, worker_started_file
-from spottrain_agent.settings import AgentSettings
-from spottrain_api.contract import DrainRequest, Entrypoint, GenerationAssignment, Progress, progress_file
+from spottrain_api.contract import DrainRequest, Entrypoint, Progress, progress_file
 
 NOW = datetime.now(UTC)
 DRAIN = DrainRequest(reason="ec2: preempt", requested_at=NOW, deadline=NOW + timedelta(hours=1), is_preemption=True)
@@ -27,28 +27,8 @@ DRAIN = DrainRequest(reason="ec2: preempt", requested_at=NOW, deadline=NOW + tim
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GenerationRun:
     """A rank that has opened its session, on a disk that is full since then."""
-    settings = AgentSettings(
-        control_url="http://127.0.0.1:9",
-        control_dir=None,
-        token_file=None,
-        pod="a",
-        pod_uid="u",
-        pod_ip="127.0.0.1",
-        node="n",
-        watcher_url=None,
-        grace_seconds=30.0,
-        run_root=tmp_path,
-    )
-    generation = GenerationAssignment(
-        number=1,
-        rendezvous_id="r",
-        rendezvous_endpoint="127.0.0.1:9",
-        node_rank=0,
-        num_nodes=1,
-        entrypoint=Entrypoint(script="train.py"),
-        trainer={},
-    )
-    run = GenerationRun(generation, settings, 30.0)
+    generation = lone_member.generation(Entrypoint(script="train.py"))
+    run = GenerationRun(generation, lone_member.settings(tmp_path), 30.0)
     run.directory.create({})
     WorkerStarted(pid=7, started_at=NOW, expects_session=True).write(run.directory.path / worker_started_file(0))
     Progress(generation=1, updated_at=NOW).write(run.directory.path / progress_file(0))

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+import lone_member
 from control_api_setup import until
 from spottrain_agent import agent as agent_module
 from spottrain_agent.agent import Agent
 from spottrain_agent.generation_run import GenerationRun
 from spottrain_agent.ports import ReservedPort
-from spottrain_agent.settings import AgentSettings
 from spottrain_agent.zygote_process import LAUNCH_ATTEMPTS
 from spottrain_api.contract import (
     AgentPhase,
@@ -25,35 +25,13 @@ from spottrain_api.contract import (
     Entrypoint,
     Failure,
     FailureReason,
-    GenerationAssignment,
 )
 
 
 async def failure_of_a_start(entrypoint: Entrypoint, folder: Path) -> Failure:
     """What an agent reports that is to run this program."""
-    agent = Agent(
-        AgentSettings(
-            control_url="http://127.0.0.1:9",
-            control_dir=None,
-            token_file=None,
-            pod="a",
-            pod_uid="u",
-            pod_ip="127.0.0.1",
-            node="n",
-            watcher_url=None,
-            grace_seconds=30.0,
-            run_root=folder / "runs",
-        )
-    )
-    generation = GenerationAssignment(
-        number=1,
-        rendezvous_id="r",
-        rendezvous_endpoint="127.0.0.1:9",
-        node_rank=0,
-        num_nodes=1,
-        entrypoint=entrypoint,
-        trainer={},
-    )
+    agent = Agent(lone_member.settings(folder / "runs"))
+    generation = lone_member.generation(entrypoint)
     agent._on_assignment(Assignment(action=AssignmentAction.RUN, generation=generation))
     await until(lambda: agent._report().phase is AgentPhase.FAILED)
     failure = agent._report().failure

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 # After a worker has disappeared, torchrun gets this long to report its exit code. It looks every 0.1 s, or later on a
 # busy machine, and a rank that was killed must not count as one that has succeeded.
 SETTLE_SECONDS = 10.0
+# While other local ranks live, torchrun ends those first: it sends SIGTERM, and SIGKILL 30 s later.
+SETTLE_BESIDE_OTHERS_SECONDS = 40.0
 RENDEZVOUS_STORE_TIMEOUT_SECONDS = 20.0
 RENDEZVOUS_STORE_RETRY_SECONDS = 0.01
 # By default, gloo listens on the address of the machine's name.
@@ -151,7 +153,7 @@ class GenerationRun:
         self._settings = settings
         self._grace_seconds = grace_seconds
         self._launcher: asyncio.Future[int] | None = None
-        self._vanished_at: float | None = None
+        self._ranks_seen: tuple[tuple[RankObservation, ...], float] = ((), time.monotonic())
         self._step_seen: tuple[int, float] = (-1, time.monotonic())
         self._drain: DrainRequest | None = None
         self._drain_asked_at = 0.0
@@ -304,11 +306,12 @@ class GenerationRun:
     def _is_settled(self, ranks: tuple[RankObservation, ...], launcher_exit_code: int | None) -> bool:
         if launcher_exit_code is not None:
             return True
-        if not any(rank.is_unexplained for rank in ranks):
-            self._vanished_at = None
-            return False
-        self._vanished_at = self._vanished_at or time.monotonic()
-        return time.monotonic() - self._vanished_at >= SETTLE_SECONDS
+        # Whatever happens to one rank may be what torchrun does before it reports another.
+        if ranks != self._ranks_seen[0]:
+            self._ranks_seen = (ranks, time.monotonic())
+        seconds = SETTLE_BESIDE_OTHERS_SECONDS if any(rank.is_alive for rank in ranks) else SETTLE_SECONDS
+        waited = time.monotonic() - self._ranks_seen[1]
+        return any(rank.is_unexplained for rank in ranks) and waited >= seconds
 
     async def log_stacks(self) -> None:
         """Log where each rank stands, before it is killed because no rank makes a step."""

@@ -1,0 +1,37 @@
+"""A generation of one member, without an operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spottrain_agent.settings import AgentSettings
+from spottrain_api.contract import Entrypoint, GenerationAssignment
+
+
+def settings(run_root: Path) -> AgentSettings:
+    """Those of its agent, whose operator doesn't answer."""
+    return AgentSettings(
+        control_url="http://127.0.0.1:9",
+        control_dir=None,
+        token_file=None,
+        pod="a",
+        pod_uid="u",
+        pod_ip="127.0.0.1",
+        node="n",
+        watcher_url=None,
+        grace_seconds=30.0,
+        run_root=run_root,
+    )
+
+
+def generation(entrypoint: Entrypoint, processes_per_node: int = 1) -> GenerationAssignment:
+    return GenerationAssignment(
+        number=1,
+        rendezvous_id="r",
+        rendezvous_endpoint="127.0.0.1:9",
+        node_rank=0,
+        num_nodes=1,
+        processes_per_node=processes_per_node,
+        entrypoint=entrypoint,
+        trainer={},
+    )
