@@ -161,6 +161,34 @@ async def test_a_script_has_succeeded_when_it_has_done_what_comes_after_its_sess
     assert await asyncio.to_thread(pods.processes["a"].wait, 10) == 0
 
 
+LEAVES_WORK_TO_ITS_EXIT = """
+    import multiprocessing, pathlib, sys, time, weakref
+    out = pathlib.Path(sys.argv[1])
+
+    def upload():
+        time.sleep(1)
+        (out / "uploaded").touch()
+
+    class Model: ...
+
+    model = Model()
+    weakref.finalize(model, (out / "finalized").touch)
+    multiprocessing.Process(target=upload).start()
+"""
+
+
+async def test_a_script_has_succeeded_when_its_processes_and_finalizers_have(
+    pods: Pods, operator: FakeOperator
+) -> None:
+    """As under `python`, whose modules see to that at its exit."""
+    pods.start("a")
+    await pods.warm()
+    await operator.assign(pods.generation(1, pods.script(LEAVES_WORK_TO_ITS_EXIT), ["a"]))
+    await operator.wait_for_phase(AgentPhase.SUCCEEDED, 1, ["a"])
+    assert (pods.folder / "uploaded").exists()
+    assert (pods.folder / "finalized").exists()
+
+
 KILLED_WHILE_TORCHRUN_IS_SLOW = """
 import os, signal, time
 launcher, worker = os.getppid(), os.getpid()

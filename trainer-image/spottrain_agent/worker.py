@@ -96,14 +96,13 @@ def _start_writer() -> None:
 def _reset_inherited_state() -> None:
     """Undo what a fork inherits from launcher and zygote.
 
-    A new interpreter wouldn't have it.
+    A new interpreter wouldn't have it. It would have the exit handlers: they are of modules, such as multiprocessing.
     """
     launcher = multiprocessing.parent_process()
     die_with_parent(launcher.pid if launcher is not None else None)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    atexit._clear()
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
