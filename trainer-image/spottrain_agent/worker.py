@@ -71,6 +71,9 @@ def run_worker(entrypoint: Entrypoint, run_dir: Path, console: Console) -> None:
         _start_writer()
     write_stacks_on_signal(run_dir / stack_file(local_rank))
     ended = _run_as_main(entrypoint)
+    if os.getpid() != started.pid:  # the script has forked a process, whose end isn't the rank's
+        _finish()
+        os._exit(ended.exit_code)
     if ended.exit_code == 0:
         _finish()
         ended.write_if_possible(run_dir / worker_ended_file(local_rank))

@@ -107,12 +107,18 @@ def session(
 
 @contextmanager
 def _reported(reporter: ProgressReporter, rank: int) -> Iterator[None]:
-    """Write the outcome of what runs inside, and show a user's mistake as a sentence."""
+    """Write the outcome of what runs inside, and show a user's mistake as a sentence.
+
+    A process that the script forks inside leaves it to the rank.
+    """
+    pid = os.getpid()
     try:
         yield
     except Drained:
         raise
     except BaseException as error:
+        if os.getpid() != pid:
+            raise
         failure = failure_of(error, rank)
         reporter.finish(OutcomeKind.SUCCEEDED if failure is None else OutcomeKind.FAILED, failure)
         if isinstance(error, UserError):

@@ -1,0 +1,53 @@
+"""A script may fork a process, and that process may end in any way: only the rank's own end counts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, Batch, TrainerConfig
+
+RANK = """
+import pathlib, sys
+from spottrain_agent.worker import Console, run_worker
+from spottrain_api.contract import Entrypoint
+folder = pathlib.Path(sys.argv[1])
+program = Entrypoint(script=str(folder / "train.py"), args=(str(folder),))
+run_worker(program, folder, Console.redirect(folder / "torchrun.log"))
+"""
+SCRIPT = """
+import os, pathlib, sys
+
+def fork(end):
+    helper = os.fork()
+    if helper == 0:
+        end()
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(helper, 0)[1])
+    ends = [*folder.glob("ended-*"), *folder.glob("outcome-*")]
+    print(exit_code, [path.name for path in ends], flush=True)
+
+def fork_some():
+    fork(sys.exit)
+    fork(lambda: sys.exit(3))
+    fork(lambda: 1 / 0)
+
+folder = pathlib.Path(sys.argv[1])
+"""
+PLAIN = "fork_some()"
+IN_SESSION = "import spottrain\nwith spottrain.session():\n    fork_some()"
+
+
+@pytest.mark.parametrize("place", [PLAIN, IN_SESSION], ids=["plain", "in a session"])
+def test_the_end_of_a_process_that_the_script_forks_is_not_the_ranks(place: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT + place)
+    TrainerConfig(job="job", generation=1, attempt_id="g1", batch=Batch(global_=1)).write(tmp_path / FILE_RUN)
+    environment = os.environ | {"LOCAL_RANK": "0", ENV_RUN_DIR: str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", RANK, tmp_path], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout == "0 []\n3 []\n1 []\n"
+    assert (tmp_path / "ended-0.json").exists()
