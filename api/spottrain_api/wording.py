@@ -61,6 +61,13 @@ def one_line(text: str, *, most: int = 300) -> str:
     return line if len(line) <= most and len(text) <= 4 * most else f"{line[: most - 1]}…"
 
 
+def sentence_of(error: BaseException) -> str:
+    """An exception as the last line of its traceback has it, without its notes."""
+    bare = traceback.TracebackException(type(error), error, None, compact=True)
+    bare.__notes__ = None
+    return list(bare.format_exception_only())[-1].strip()
+
+
 def traceback_tail(trace: TracebackType | None) -> str | None:
     """The last lines of a traceback, without the exception itself.
 

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from spottrain_api.wording import counted, listed, one_line, place_of, printable, time_of_day, traceback_tail
+from spottrain_api.wording import (
+    counted,
+    listed,
+    one_line,
+    place_of,
+    printable,
+    sentence_of,
+    time_of_day,
+    traceback_tail,
+)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +94,10 @@ def test_an_error_is_told_with_file_and_line(tmp_path: Path) -> None:
     assert place("import importlib\nimportlib.import_module('pandaz')\n") == f"{script}, line 2", "called a library"
     assert place("import runpy\nrunpy.run_module('spottrain.nothing')\n") == f"{script}, line 2"
     assert place_of(KeyError("a")) == ""
+
+
+def test_the_notes_of_an_error_are_not_its_sentence() -> None:
+    error = ValueError("no such column")
+    error.add_note("in row 17")
+    assert sentence_of(error) == "ValueError: no such column"
+    assert sentence_of(SyntaxError("invalid syntax", ("train.py", 3, 1, "a b"))) == "SyntaxError: invalid syntax"

@@ -15,7 +15,6 @@ import runpy
 import signal
 import sys
 import threading
-import traceback
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +26,7 @@ from spottrain_agent.script import opens_session
 from spottrain_agent.stacks import stack_file, write_stacks_on_signal
 from spottrain_api.contract import Entrypoint
 from spottrain_api.processes import die_with_parent
-from spottrain_api.wording import place_of, traceback_tail
+from spottrain_api.wording import place_of, sentence_of, traceback_tail
 
 _MACHINERY = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
 _MAX_MESSAGE_LENGTH = 1000
@@ -143,7 +142,7 @@ def _exit_code(request: SystemExit) -> int:
 def _uncaught(error: BaseException) -> WorkerEnded:
     error.__traceback__ = _of_the_script(error.__traceback__)
     sys.excepthook(type(error), error, error.__traceback__)
-    message = traceback.format_exception_only(error)[-1].strip()[:_MAX_MESSAGE_LENGTH]
+    message = sentence_of(error)[:_MAX_MESSAGE_LENGTH]
     place = place_of(error)
     return WorkerEnded(
         exit_code=128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1,

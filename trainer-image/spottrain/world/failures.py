@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +29,7 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
 )
 from spottrain_api.contract import Failure, FailureReason, is_lost_peer, lost_peer_sentence
-from spottrain_api.wording import clause, place_of, traceback_tail
+from spottrain_api.wording import clause, place_of, sentence_of, traceback_tail
 
 _LIBRARY = Path(__file__).parents[1]
 _REASONS: tuple[tuple[type[CheckpointError], FailureReason], ...] = (
@@ -167,7 +166,7 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
     if isinstance(error, CheckpointError):
         # Not a reason about checkpoints, because those are final: the store worked when this generation started.
         return Failure(reason=FailureReason.SCRIPT_ERROR, message=str(error), exit_code=1, rank=rank)
-    last_line = traceback.format_exception_only(error)[-1].strip()
+    last_line = sentence_of(error)
     lost_peer = is_lost_peer(f"{type(error).__module__}.{type(error).__qualname__}", str(error))
     reason = FailureReason.LOST_PEER if lost_peer else FailureReason.SCRIPT_ERROR
     place = place_of(error)
