@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import random
 import re
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -167,6 +169,28 @@ def test_sigterm_asks_for_a_drain() -> None:
     signal.raise_signal(signal.SIGTERM)
     assert flag.is_set()
     assert flag.seconds_left() == math.inf
+
+
+@pytest.mark.usefixtures("_sigterm_as_before")
+def test_sigterm_ends_a_process_that_the_script_forks() -> None:
+    flag = DrainFlag(None)
+    flag.catch_sigterm()
+    forking = multiprocessing.get_context("fork")
+    runs = forking.Event()
+
+    def run() -> None:
+        runs.set()
+        while True:
+            time.sleep(0.01)
+
+    process = forking.Process(target=run, daemon=True)
+    process.start()
+    assert runs.wait(timeout=30)
+    process.terminate()
+    process.join(timeout=30)
+    process.kill()
+    assert process.exitcode == -signal.SIGTERM
+    assert not flag.is_set()
 
 
 def test_a_full_disk_keeps_progress_from_the_agent_and_training_goes_on(

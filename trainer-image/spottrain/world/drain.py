@@ -6,6 +6,7 @@ The agent writes drain.json, or the rank gets SIGTERM.
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -40,11 +41,13 @@ class DrainFlag:
         self._deadline: tuple[datetime, float] | None = None  # as in the request, and by the monotonic clock
         self._seen_at: datetime | None = None
         self._is_reported = False
+        self._pid = os.getpid()
 
     def catch_sigterm(self) -> None:
         """Take SIGTERM as a request to drain.
 
-        torchrun sends it, and so does an agent to a script without a session.
+        torchrun sends it, and so does an agent to a script without a session. A process that the script forks has
+        this handler, too, but ends by the signal.
         """
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -84,6 +87,9 @@ class DrainFlag:
         return request.is_preemption and self._seconds_until(request.deadline) > last_safe_seconds
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
         self._seen_at = self._seen_at or self._now()
 
     def _seconds_until(self, deadline: datetime) -> float:
