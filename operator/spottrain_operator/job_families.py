@@ -32,6 +32,7 @@ class JobNow:
     spec: TrainingJobSpec
     status: TrainingJobStatus
     reports: Mapping[str, ReportView] = field(default_factory=dict)
+    knows_budget: bool = True
 
     @property
     def deadline(self) -> datetime | None:
@@ -41,7 +42,10 @@ class JobNow:
 
     @property
     def makes_steps(self) -> bool:
-        """Whether the running generation has made a step. Otherwise the progress is that of an earlier one."""
+        """Whether the running generation has made a step.
+
+        Otherwise the progress is that of an earlier one.
+        """
         return self.status.running is not None and self.status.running.first_step_at is not None
 
     def members(self) -> Iterator[tuple[Member, ReportView, Progress]]:
@@ -220,7 +224,7 @@ FAMILIES = (
         _GAUGE,
         "spottrain_job_failure_budget",
         "Failures that are retried: runPolicy.failureBudget.",
-        lambda j: j.spec.run_policy.failure_budget,
+        lambda j: j.spec.run_policy.failure_budget if j.knows_budget else None,
     ),
     # Times are Unix times, as Prometheus asks for: an alert subtracts them from time().
     _of_job(

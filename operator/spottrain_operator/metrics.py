@@ -97,7 +97,8 @@ class Metrics:
     def passed(self, key: JobKey, observed: Observed, after: TrainingJobStatus) -> None:
         """Record a pass that decided on `after` by what it had observed."""
         job, reports = observed.job, observed.reports
-        self._jobs.put(key, JobNow(spec=job.spec, status=after, reports=reports))
+        knows_budget = job.understands("runPolicy.failureBudget")
+        self._jobs.put(key, JobNow(spec=job.spec, status=after, reports=reports, knows_budget=knows_budget))
         for histogram in (self._gap, self._drain, *self._checkpoint.values()):
             histogram.show(key)
         for transition in completed(job.status, after):

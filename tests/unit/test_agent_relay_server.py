@@ -23,6 +23,7 @@ from spottrain_api.contract import (
     Failure,
     FailureReason,
     HeldShards,
+    Progress,
     Relay,
 )
 from spottrain_operator.control_api.report_bounds import MAX_BODY_BYTES, parse_report
@@ -149,13 +150,19 @@ async def test_a_batch_is_measured_in_bytes(alone: Alone) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 8, 64])
-async def test_the_operator_takes_all_that_the_largest_job_says_at_once(alone: Alone, num_ranks: int) -> None:
-    """It bounds the values of a report. A job has at most 512 members of 64 ranks, of which each holds two steps."""
+@pytest.mark.parametrize("progress", [None, training()], ids=["starting", "training"])
+async def test_the_operator_takes_all_that_the_largest_job_says_at_once(
+    alone: Alone, progress: Progress | None, num_ranks: int
+) -> None:
+    """It bounds the values of a report.
+
+    A job has at most 512 members of 64 ranks, of which each holds two steps.
+    """
     ranks = tuple(range(511 * num_ranks, 512 * num_ranks))
     step = HeldShards(generation=3, sequence=1, step=1, world_size=512 * num_ranks, ranks=ranks + ranks)
     told = AgentReport(
         **dict(alone.own)
-        | {"replica_port": 1, "held": (step, step), "process": "0123456789abcdef", "progress": training()}
+        | {"replica_port": 1, "held": (step, step), "process": "0123456789abcdef", "progress": progress}
     )
     reports = {f"uid-{n}": told.model_copy(update={"pod_uid": f"uid-{n}"}) for n in range(2, 513)}
     alone.relay.lead(dict.fromkeys(reports, running(1, 1)))

@@ -42,7 +42,10 @@ class Node:
         return verdict.phase if verdict is not None else None
 
     def ends(self, local_rank: int) -> None:
-        """The script ends with exit code 0. The process waits for the other ranks, as torch has it."""
+        """The script ends with exit code 0.
+
+        The process waits for the other ranks, as torch has it.
+        """
         WorkerEnded(exit_code=0).write(self.run.directory.path / worker_ended_file(local_rank))
 
     def vanishes(self, local_rank: int) -> None:

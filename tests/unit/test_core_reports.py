@@ -22,6 +22,7 @@ from scene import (
 )
 from spottrain_api.contract import (
     AgentPhase,
+    AssignmentAction,
     Failure,
     FailureReason,
     HeldShards,
@@ -88,6 +89,15 @@ def test_a_member_that_waits_for_the_next_generation_is_told_the_same_all_the_ti
     assert assignment_for(scene.status(time=waited).observed.job, "u1") == told
 
 
+def test_a_member_is_told_to_stop_once() -> None:
+    ended = Transition(generation=1, at=at(50), reason="Preempted")
+    scene = training_job().status(start_time=START, transitions=(ended,)).generation(number=2, started_at=at(60))
+    stops = scene.generation(state=GenerationState.STOPPING).observed.job
+    told = assignment_for(stops, "u1")
+    assert told.action is AssignmentAction.STOP
+    assert assignment_for(scene.generation(state=GenerationState.ENDED).observed.job, "u1") == told
+
+
 @pytest.mark.parametrize(("replicas", "covered"), [(1, 1), (0, 0)], ids=["with-replicas", "not-any-more"])
 def test_ranks_are_told_what_replicas_covered(replicas: int, covered: int) -> None:
     def ended(generation: int, **said: Any) -> Transition:
@@ -121,7 +131,10 @@ def test_a_generation_that_starts_from_replicas_covers_the_loss_before_it(ranks:
 
 @pytest.mark.parametrize("holder", [3, 2], ids=["a-member", "a-pod-that-goes"])
 def test_replicas_are_read_from_members_of_the_generation_that_starts(holder: int) -> None:
-    """The on-demand pod 2 stands in for a spot pod, which comes up as pod 4 while the generation fails."""
+    """The on-demand pod 2 stands in for a spot pod.
+
+    That comes up as pod 4 while the generation fails.
+    """
     scene = waiting_job(
         num_pods=3,
         nodes={"min": 2, "max": 3},

@@ -145,7 +145,7 @@ def test_pods_that_were_created_together_and_end_early_count_as_one_try(
 
 
 def test_pods_that_end_early_are_known_by_their_uids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To compare all that is known of each pod with all of every other takes seconds in a large job."""
+    """To compare all that is known of the pods takes seconds in a large job."""
     scene = training_job()
     for sequence in range(5, 9):
         ended = {"phase": "Failed", "ready": False, "exit_code": 1, "exit_reason": "Error"}

@@ -138,6 +138,25 @@ def test_goodput_is_a_share_of_the_time_with_reports() -> None:
     assert (status.goodput, status.goodput_display) == (round(100 / 300, 4), "33.3%")
 
 
+def test_the_time_of_a_script_without_the_library_is_left_out_while_it_runs() -> None:
+    before = TimeStatus(until=at(1000), productive_seconds=900.0, start_up_seconds=100.0)
+    scene = replace(training_job(), now=at(9000)).status(start_time=START, time=before, accounted_at=None)
+    scene = scene.generation(started_at=at(1000), first_step_at=None).all_say(progress=None)
+    assert scene.plan().status.goodput == 0.9
+
+
+def test_a_script_without_the_library_whose_pods_vanish_in_a_drain_stays_unreported() -> None:
+    scene = replace(starting_job(), now=at(7200)).all_say(generation=1, phase=AgentPhase.RUNNING).decided()
+    for sequence in (1, 2, 3, 4):
+        scene = scene.pod(sequence, deleting=True)
+    scene = scene.decided().later(3)
+    assert scene.observed.job.status.phase is Phase.DRAINING
+    for sequence in (1, 2, 3, 4):
+        scene = scene.without_pod(sequence).forgets(sequence)
+    status = scene.decided().later(3).decided().observed.job.status
+    assert times(status).keys() == {"unreported", "capacity"}
+
+
 @pytest.mark.parametrize(("uses_library", "part"), [(True, "start_up"), (False, "unreported")])
 def test_a_generation_whose_pods_vanish_with_their_reports_is_known_by_what_it_did(
     uses_library: bool, part: str

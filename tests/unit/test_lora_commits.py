@@ -56,7 +56,7 @@ def test_from_the_second_commit_on_a_lora_run_commits_adapters_and_optimizer(
 
 
 def exported(folder: Path, *, compiled: str = "nothing") -> dict[str, torch.Tensor]:
-    """The adapters of a model of two layers and a head, of which the script has compiled a part."""
+    """The adapters of two layers and a head, of which the script compiled a part."""
     layers = [nn.Sequential(OrderedDict(proj=nn.Linear(4, 4))) for _ in range(2)]
     if compiled == "layers":
         layers = [torch.compile(layer, backend="eager") for layer in layers]  # type: ignore[misc]

@@ -103,7 +103,7 @@ def sent(**changes: object) -> str:
         (sent(progress=IN_TRAINING | {"step": 10**30}), 400, "not an agent report: step: the number is too large"),
         (sent(progress=IN_TRAINING | {"checkpointInterval": "x" * 5000}), 400, "5000 characters, of at most 4000"),
         (sent(held=[{**HELD, "ranks": list(range(2000))}]), 400, "ranks: 2000 items, of at most 1024"),
-        (sent(held=[{**HELD, "ranks": [1] * 1000}] * 90), 400, "not an agent report: more than 24000 values"),
+        (sent(held=[{**HELD, "ranks": [1] * 1000}] * 90), 400, "not an agent report: more than 32000 values"),
         (sent(progress=IN_TRAINING | {"milestones": {"a": "9999-01-01T00:00:00Z"}}), 400, "the year 9999"),
         (
             sent(progress=IN_TRAINING | {"lastStepAt": "2026-01-01T00:00:00"}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import subprocess
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -235,6 +236,17 @@ def test_a_job_has_few_series_and_takes_them_along(metrics: Metrics) -> None:
     assert not any(name.endswith("_created") for name in of_job())
     metrics.forget(KEY)
     assert of_job() == []
+
+
+def test_a_failure_budget_that_is_not_understood_is_not_shown() -> None:
+    """An alert would say that the next failure beyond the default ends the job."""
+    metrics = Metrics(num_agents=lambda: 0)
+    observed = seen(STATUS, {})
+    metrics.passed(KEY, observed, STATUS)
+    assert samples(metrics, "spottrain_job_failure_budget", "job_name") == {KEY.name: 3.0}
+    newer = replace(observed.job, not_understood=("spec.runPolicy.failureBudget",))
+    metrics.passed(KEY, replace(observed, job=newer), STATUS)
+    assert samples(metrics, "spottrain_job_failure_budget", "job_name") == {}
 
 
 def test_a_job_without_an_incident_has_its_histograms_at_zero() -> None:

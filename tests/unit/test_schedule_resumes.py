@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("world_of_its_own")
 
 
 class Restarts(LRScheduler):
-    """A cosine with restarts between rates of its own, as of the package cosine-annealing-warmup."""
+    """Restarts between rates of its own, as of the package cosine-annealing-warmup."""
 
     def __init__(self, optimizer: Optimizer, *, steps: int, max_lr: float, min_lr: float) -> None:
         self.steps, self.max_lr = steps, max_lr
@@ -44,7 +44,7 @@ class Restarts(LRScheduler):
 
 
 def warmup_and_cycles(optimizer: Optimizer) -> LRScheduler:
-    """The LinearLR scales the optimizer's rate, and the CyclicLR has rates of its own."""
+    """LinearLR scales the optimizer's rate, and CyclicLR has rates of its own."""
     warmup = LinearLR(optimizer, 0.1, total_iters=2)
     return SequentialLR(optimizer, [warmup, CyclicLR(optimizer, 0.001, 0.1, step_size_up=3)], [2])
 

@@ -1,4 +1,4 @@
-"""A script may fork a process, and that process may end in any way: only the rank's own end counts."""
+"""A process that a script forks may end in any way: only the rank's end counts."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ SECRET_NAME = "spottrain-control-tls"
 LOOK_SECONDS = 60.0
 RETRY_SECONDS = 1.0
 CA, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
-_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----[\x00-\x7f]*?-----END CERTIFICATE-----")
+_CERTIFICATE = re.compile(r"-----BEGIN (?:X509 )?CERTIFICATE-----[\x00-\x7f]*?-----END (?:X509 )?CERTIFICATE-----")
 
 
 class CertificateSource(StrEnum):

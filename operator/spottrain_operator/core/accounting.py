@@ -10,6 +10,7 @@ from datetime import datetime
 from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import Capacity, CostStatus, TrainingJobStatus
 from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.members import says_nothing
 from spottrain_operator.core.situation import PodFacts, Situation
 from spottrain_operator.core.time_spent import spend_on_wait
 from spottrain_operator.core.timing import seconds_between
@@ -35,9 +36,12 @@ def _goodput(status: TrainingJobStatus, situation: Situation) -> dict[str, objec
     time = status.time
     if status.start_time is None or time is None:
         return {}
-    if time.unreported_seconds > 0 and time.productive_seconds == 0:
+    unreported, running = time.unreported_seconds, status.running
+    if running is not None and says_nothing(situation, running):  # its time is added when it ends
+        unreported += max(0.0, seconds_between(time.until, situation.now))
+    if unreported > 0 and time.productive_seconds == 0:
         return {"goodput": None, "goodput_display": None}
-    elapsed = seconds_between(status.start_time, situation.now) - time.unreported_seconds
+    elapsed = seconds_between(status.start_time, situation.now) - unreported
     if elapsed <= 0:
         return {}
     share = min(1.0, time.productive_seconds / elapsed)

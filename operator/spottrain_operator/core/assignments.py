@@ -105,10 +105,10 @@ def _drain_request(generation: GenerationStatus) -> DrainRequest:
 def _interruptions(job: JobView, generation: GenerationStatus) -> Interruptions:
     """Count the preemptions before `generation`, in the time with members.
 
-    So the counts stay the same while it runs. Of one that has ended none are told: they would change with the wait
-    after it.
+    So the counts stay the same while it runs. Of one that stops or has ended none are told: they would change with
+    the wait after it.
     """
-    if generation.state is GenerationState.ENDED:
+    if generation.state in (GenerationState.STOPPING, GenerationState.ENDED):
         return Interruptions()
     before = [t for t in job.status.transitions if t.generation < generation.number and t.reason in PREEMPTIONS]
     # If the job no longer asks for replicas, the losses that they covered count again.
@@ -126,7 +126,10 @@ def _interruptions(job: JobView, generation: GenerationStatus) -> Interruptions:
 
 
 def _share_with_members(status: TrainingJobStatus, elapsed: float) -> float:
-    """Share of the `elapsed` seconds since the job's start in which it neither was suspended nor waited for nodes."""
+    """Share of the time in which the job neither was suspended nor waited for nodes.
+
+    `elapsed` are the seconds since its start.
+    """
     if status.time is None or elapsed <= 0:
         return 1.0
     return max(0.0, 1 - (status.time.suspended_seconds + status.time.capacity_seconds) / elapsed)

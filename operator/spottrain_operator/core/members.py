@@ -347,13 +347,14 @@ def worked_unseen(situation: Situation, generation: GenerationStatus) -> bool:
     Then nobody knows whether it made steps.
     """
     members = members_of(situation, generation)
-    # Reports go with their pods. If none is left, the phase tells such a script from one of the library that starts.
+    # Reports go with their pods. If none is left, the phase tells the start of a script of the library. A drain or a
+    # stop hides that: then a script without the library may have lost hours.
     ran = any(m.report is not None and m.report.generation == generation.number for m in members)
     return (
         _between(generation.started_at, generation.requested_at or situation.now) > SAYS_NOTHING
         and generation.first_step_at is None
         and all(m.progress is None for m in members)
-        and (ran or situation.observed.job.status.phase is Phase.RUNNING)
+        and (ran or situation.observed.job.status.phase is not Phase.STARTING)
     )
 
 
