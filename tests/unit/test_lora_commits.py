@@ -60,7 +60,9 @@ def exported(folder: Path, *, compiled: str = "nothing") -> dict[str, torch.Tens
     layers = [nn.Sequential(OrderedDict(proj=nn.Linear(4, 4))) for _ in range(2)]
     if compiled == "layers":
         layers = [torch.compile(layer, backend="eager") for layer in layers]  # type: ignore[misc]
-    model = nn.Sequential(OrderedDict(layers=nn.Sequential(*layers), head=nn.Linear(4, 4)))
+    model: nn.Module = nn.Sequential(OrderedDict(layers=nn.Sequential(*layers), head=nn.Linear(4, 4)))
+    if compiled == "base":
+        model = torch.compile(model, backend="eager")  # type: ignore[assignment]
     with torch.random.fork_rng():
         torch.manual_seed(3)
         made: nn.Module = get_peft_model(model, LoraConfig(r=2, target_modules=["proj", "head"]))
@@ -75,7 +77,7 @@ def exported(folder: Path, *, compiled: str = "nothing") -> dict[str, torch.Tens
     return load_file(export(storage, head.newest, folder / "adapters")[0])
 
 
-@pytest.mark.parametrize("compiled", ["layers", "model"])
+@pytest.mark.parametrize("compiled", ["layers", "base", "model"])
 def test_a_model_that_the_script_compiles_has_the_adapters_of_the_model_itself(compiled: str, tmp_path: Path) -> None:
     plain, found = exported(tmp_path / "plain"), exported(tmp_path / "compiled", compiled=compiled)
     assert "base_model.model.layers.0.proj.lora_A.weight" in plain

@@ -34,7 +34,8 @@ def peft_adapters(model: nn.Module) -> dict[str, Any] | None:
         return None
     from peft import PeftModel, get_peft_model_state_dict
 
-    model = getattr(model, "_orig_mod", model)  # the script may have compiled it
+    # The script may have compiled it. A PeftModel would pass getattr on to the model inside.
+    model = dict(model.named_children()).get("_orig_mod", model)
     is_peft_model = isinstance(model, PeftModel)
     state = model.state_dict()
     names = {id(value): unwrapped(name) for name, value in state.items()}
