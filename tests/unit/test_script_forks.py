@@ -39,9 +39,20 @@ folder = pathlib.Path(sys.argv[1])
 """
 PLAIN = "fork_some()"
 IN_SESSION = "import spottrain\nwith spottrain.session():\n    fork_some()"
+LEAVES_SESSION = """
+import spottrain
+rank = os.getpid()
+with spottrain.session():
+    helper = os.fork()
+    if os.getpid() == rank:
+        os.waitpid(helper, 0)
+        fork_some()
+"""
 
 
-@pytest.mark.parametrize("place", [PLAIN, IN_SESSION], ids=["plain", "in a session"])
+@pytest.mark.parametrize(
+    "place", [PLAIN, IN_SESSION, LEAVES_SESSION], ids=["plain", "in a session", "leaves a session"]
+)
 def test_the_end_of_a_process_that_the_script_forks_is_not_the_ranks(place: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT + place)
     TrainerConfig(job="job", generation=1, attempt_id="g1", batch=Batch(global_=1)).write(tmp_path / FILE_RUN)

@@ -96,13 +96,15 @@ def session(
             member=os.environ.get(ENV_POD_NAME),
             rank=launch.rank,
         )
-        current = Session(launch, config, reporter)
+        current, pid = Session(launch, config, reporter), os.getpid()
         try:
             yield current
         except Drained:
-            current.end(OutcomeKind.DRAINED)
+            if os.getpid() == pid:
+                current.end(OutcomeKind.DRAINED)
             raise
-        current.end(OutcomeKind.SUCCEEDED)
+        if os.getpid() == pid:  # a process that the script forks may leave the block, too
+            current.end(OutcomeKind.SUCCEEDED)
 
 
 @contextmanager
