@@ -113,6 +113,7 @@ async def test_a_killed_worker_is_the_cause_though_its_peer_tells_the_operator_f
     assert failure.message.startswith(sentence)
 
 
+@pytest.mark.nightly
 async def test_a_worker_that_leaves_by_os_exit_0_has_succeeded(pods: Pods, operator: FakeOperator) -> None:
     pods.start("a")
     await pods.warm()

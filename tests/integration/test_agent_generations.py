@@ -73,6 +73,7 @@ async def test_nothing_of_a_generation_listens_on_other_addresses(pods: Pods, op
         assert listening == {"127.0.0.1", pods.addresses[name]}  # the relay; for "a", rendezvous store and replicas
 
 
+@pytest.mark.nightly
 async def test_a_plain_script_drains_on_sigterm(pods: Pods, operator: FakeOperator) -> None:
     names = ["a", "b"]
     pods.start(*names)

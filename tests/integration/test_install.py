@@ -86,6 +86,7 @@ def test_pip_leaves_a_vendors_torch_alone(version: str, image: Image, tmp_path: 
     assert image.check() == "No broken requirements found.\n"
 
 
+@pytest.mark.nightly
 def test_pip_would_replace_a_torch_that_is_too_old(image: Image, tmp_path: Path) -> None:
     image.install(str(add_stand_in(tmp_path, torch("2.12.0a0+git"))))
     image.install("spottrain[trainer]")

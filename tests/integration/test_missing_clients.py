@@ -95,6 +95,7 @@ def test_the_command_line_says_which_client_is_missing(uri: str, client: str, ex
     assert f"spottrain with its extra {extra!r}" in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_folder_of_checkpoints_needs_no_client(tmp_path: Path) -> None:
     done = run(COMMAND_LINE, "checkpoints", "ls", f"file://{tmp_path}", extras="cli,trainer")
     assert done.stderr == f"Error: There is no commit at file://{tmp_path}. Is it the job's checkpoint.uri?\n"
