@@ -80,18 +80,15 @@ def test_a_killed_rank_has_not_succeeded_when_the_other_ends_well_meanwhile(node
     assert node.phase(after=1.0) is AgentPhase.FAILED
 
 
-def test_a_killed_rank_has_not_succeeded_when_torchrun_kills_the_other(node: Node) -> None:
-    node.vanishes(1)
-    assert node.phase(after=30.0) is None
-    node.vanishes(0)
-    node.torchrun_reports(1)
-    assert node.phase(after=1.0) is AgentPhase.FAILED
-
-
-def test_a_rank_killed_long_after_the_other_left_has_not_succeeded(node: Node) -> None:
-    node.vanishes(0)
-    assert node.phase(after=600.0) is None
-    node.vanishes(1)
+@pytest.mark.parametrize(
+    ("first", "seconds", "second"),
+    [(1, 30.0, 0), (0, 600.0, 1)],
+    ids=["and torchrun kills the other", "long after the other left"],
+)
+def test_a_rank_that_is_killed_has_not_succeeded(node: Node, first: int, seconds: float, second: int) -> None:
+    node.vanishes(first)
+    assert node.phase(after=seconds) is None
+    node.vanishes(second)
     node.torchrun_reports(1)
     assert node.phase(after=1.0) is AgentPhase.FAILED
 
