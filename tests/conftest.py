@@ -1,5 +1,6 @@
 """Fixtures that several folders of tests share."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ pytest_plugins = [
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
+
+# kopf makes these in its thread when it first starts, while pytest may be going through all loggers.
+for _activity in ("startup", "authentication", "cleanup"):
+    logging.getLogger(f"kopf.activities.{_activity}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -52,7 +52,7 @@ def test_what_would_make_it_another_run_is_refused(job: Rehearsal) -> None:
     ("spec", "reason", "num_nodes", "keeps_pods"),
     [
         pytest.param({"nodes": {"max": 1}}, "ScaleDown", 1, True, id="fewer"),
-        pytest.param({"nodes": {"max": 2}}, "Grow", 2, True, id="more", marks=pytest.mark.nightly),
+        pytest.param({"nodes": {"max": 2}}, "Grow", 2, True, id="more"),
         pytest.param({"batch": {"micro": 2}}, "Edited", 2, True, id="micro-batch", marks=pytest.mark.nightly),
         pytest.param({"env": [{"name": "OMP_NUM_THREADS", "value": "2"}]}, "Edited", 2, False, id="environment"),
     ],
