@@ -211,12 +211,6 @@ ENDS: list[Any] = [
         "Preempted",
         id="failed-doomed",
     ),
-    pytest.param(
-        lambda s: s.says(4, generation=0, phase=AgentPhase.IDLE, progress=None),
-        STOPPING,
-        "Failure",
-        id="agent-restarted",
-    ),
     pytest.param(lambda s: s.all_say(step_age_seconds=700.0), STOPPING, "Hang", id="hang"),
     pytest.param(
         lambda s: s.all_say(step_age_seconds=700.0).says(2, step_age_seconds=1.0), ACTIVE, None, id="one-steps"

@@ -33,7 +33,7 @@ from spottrain_api.contract import (
     NodeWatch,
     WatchState,
 )
-from spottrain_api.v1alpha1 import GenerationStatus, Phase, ProgressStatus, Transition
+from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, ProgressStatus, Transition
 from spottrain_operator.cluster.pod_events import wants_events
 from spottrain_operator.core import timing
 from spottrain_operator.core.draft import Draft
@@ -148,7 +148,9 @@ def is_stuck_without_its_assignment(seconds: float) -> bool:
 
 
 def has_left_the_generation(seconds: float) -> bool:
-    return reason(idle(replace(training_job(), now=at(10 + seconds)).all_say(), 4)) == "Failure"
+    scene = starting_job().generation(state=GenerationState.DRAINING, requested_at=at(3), reason="Grow")
+    scene = replace(scene, now=at(3 + seconds)).all_say(phase=AgentPhase.DRAINED)
+    return generation_of(idle(scene, 4)).state is not GenerationState.DRAINING
 
 
 def has_restarted(seconds: float) -> bool:

@@ -218,13 +218,11 @@ def _alive(situation: Situation, generation: GenerationStatus, facts: PodFacts) 
     report, made_at, pod = facts.report, facts.made_at, facts.pod
     if report is None or made_at is None:
         return MemberState.AWAITED, ""
-    since_first_step = _between(generation.first_step_at, made_at)
     if report.generation == generation.number and report.phase in BUSY:
-        if since_first_step > RESTARTED and report.phase is AgentPhase.STARTING:
+        starts = report.phase is AgentPhase.STARTING
+        if starts and _between(generation.first_step_at, made_at) > RESTARTED:
             return MemberState.BROKEN, f"the agent of pod {pod.name} restarted"
         return MemberState.RUNNING, ""
-    if since_first_step > IN_FLIGHT:
-        return MemberState.BROKEN, f"the agent of pod {pod.name} restarted"
     if generation.state is not GenerationState.ACTIVE:
         released = _between(generation.requested_at, made_at) > IN_FLIGHT and report.phase not in BUSY
         return (MemberState.RELEASED if released else MemberState.AWAITED), ""
