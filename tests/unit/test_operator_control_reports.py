@@ -26,6 +26,7 @@ from spottrain_api.contract import (
     Progress,
 )
 from spottrain_operator.cluster.client import PodIdentity
+from spottrain_operator.control_api import server
 from spottrain_operator.control_api.agents import LeastDelay, ReportBox
 from spottrain_operator.control_api.report_bounds import parse_report
 from spottrain_operator.core.model import ReportView
@@ -295,3 +296,20 @@ async def test_the_agents_log_has_the_operators_sentence(
         control = ControlClient(session, str(setup.client.make_url("")).rstrip("/"), tmp_path / "token")
         assert not await control.send_report(report(pod="gpt-2"))
     assert "403: this token speaks for pod gpt-1 (uid-1), the report is about gpt-2" in caplog.text
+
+
+async def test_a_pod_whose_reports_take_too_long_waits_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "WORK_BURST", 0.0)
+    monkeypatch.setattr(server, "WORK_PER_SECOND", 0.0)
+    other = PodIdentity(namespace=POD.namespace, pod="gpt-2", uid="uid-2")
+    async with served(other) as setup:
+        first = await setup.client.post("/v1/report", data="no report", headers=AUTHORIZED)
+        second = await setup.client.post("/v1/report", data=report().to_json(), headers=AUTHORIZED)
+        headers = {"Authorization": f"Bearer {setup.tokens[other.uid]}"}
+        of_other = report(pod=other.pod, pod_uid=other.uid).to_json()
+        third = await setup.client.post("/v1/report", data=of_other, headers=headers)
+        assert (first.status, second.status, third.status) == (400, 429, 204)
+        assert second.headers["Retry-After"] == "1"
+        assert (
+            "the reports of pod gpt-1 take more of the operator's time than those of any agent" in await second.text()
+        )

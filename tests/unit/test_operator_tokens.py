@@ -208,3 +208,15 @@ def test_a_source_passes_in_bursts_and_then_at_its_rate() -> None:
             passed.append(tenth)
     assert passed == [0, 1, 2, 5, 10, 15, 20, 25, 30]
     assert limit.allows("b")
+
+
+def test_a_source_that_has_overspent_waits_until_that_is_made_up_for() -> None:
+    now = 0.0
+    limit = RateLimit(per_second=0.1, burst=20, clock=lambda: now)
+    limit.spend("a", 20.0)
+    assert not limit.is_overspent("a")
+    limit.spend("a", 0.1)
+    assert limit.is_overspent("a")
+    assert not limit.is_overspent("b")
+    now = 1.0
+    assert not limit.is_overspent("a")

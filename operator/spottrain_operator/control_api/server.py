@@ -10,7 +10,9 @@ other members of its generation, too, if they hold their polls at its relay.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from email.utils import format_datetime
 
@@ -46,7 +48,10 @@ logger = logging.getLogger(__name__)
 # Refusals of one source that are logged. A flood must not fill the log.
 REFUSALS_PER_SECOND = 0.1
 REFUSALS_BURST = 20
-
+# What the reports of one pod may take of the operator's processor, in seconds: each second, and at once. A relay with
+# 511 peers takes some seconds while all of them start.
+WORK_PER_SECOND = 0.1
+WORK_BURST = 20.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -90,6 +95,7 @@ class ControlApi:
         self._report_seconds = min(REPORT_SECONDS, record_interval)
         self._long_poll_seconds = long_poll_seconds
         self._logged = RateLimit(per_second=REFUSALS_PER_SECOND, burst=REFUSALS_BURST)
+        self._work = RateLimit(per_second=WORK_PER_SECOND, burst=WORK_BURST)
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._log_refusals])
@@ -124,10 +130,31 @@ class ControlApi:
         received_at = self._now()
         pod = await self._authenticated(request)
         try:
-            report = parse_report(await request.read())
+            body = await request.read()
         except web.HTTPRequestEntityTooLarge:
             problem = f"the report is larger than {MAX_BODY_BYTES // 1024} KiB, more than any agent sends"
             return self._refused_report(request, pod, web.HTTPRequestEntityTooLarge.status_code, problem)
+        if self._work.is_overspent(pod.uid):
+            raise web.HTTPTooManyRequests(
+                text=f"the reports of pod {pod.pod} take more of the operator's time than those of any agent; retry "
+                "in a second",
+                headers={"Retry-After": "1"},
+            )
+        with self._working_for(pod):
+            return self._take(request, pod, body, received_at)
+
+    @contextmanager
+    def _working_for(self, pod: PodIdentity) -> Iterator[None]:
+        """Count the block, which doesn't wait, as work for the pod's reports."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self._work.spend(pod.uid, time.thread_time() - began)
+
+    def _take(self, request: web.Request, pod: PodIdentity, body: bytes, received_at: datetime) -> web.Response:
+        try:
+            report = parse_report(body)
         except InvalidReportError as error:
             return self._refused_report(request, pod, web.HTTPBadRequest.status_code, str(error))
         if (report.pod, report.pod_uid) != (pod.pod, pod.uid):
