@@ -41,8 +41,9 @@ SCHEDULING = 5.0
 TAKE_UP = 120.0
 # This long after a drain or stop was written, a RUN that was on its way has reached its agent.
 IN_FLIGHT = 2.0
-# If an agent reports that it starts this long after the generation's first step, it has restarted.
-RESTARTED = 10.0
+# If an agent reports that it starts this long after the generation's first step, it has restarted. Clocks are
+# compared by the fastest report of each agent, and a busy operator may have taken half a minute for all of one's.
+RESTARTED = 60.0
 
 # Ranks that run for this long without a report are those of a script without the library.
 SAYS_NOTHING = 30.0
