@@ -73,23 +73,36 @@ def test_the_notes_say_what_is_missing_and_what_comes_next(release: HelmRelease)
 @pytest.mark.parametrize(
     ("value", "missing"),
     [
-        (
+        pytest.param(
             'watcher.affinity.nodeAffinity={"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":'
             '[{"matchExpressions":[{"key":"kubernetes.azure.com/scalesetpriority","operator":"In","values":["spot"]}]}'
             "]}}",
             "No spot node: none has the labels that `watcher.affinity` asks for.",
+            id="spot nodes of another cloud",
+            marks=pytest.mark.nightly,
         ),
-        ('watcher.nodeSelector={"pool":"b"}', "No spot node"),
-        ('nodeSelector={"eks.amazonaws.com/capacityType":"SPOT"}', "The operator finds no node: none has the labels"),
-        ("watcher.enabled=false", "No watcher of this release, as `watcher.enabled` is false"),
+        pytest.param(
+            'watcher.nodeSelector={"pool":"b"}',
+            "No spot node",
+            id="a pool that is not there",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            'nodeSelector={"eks.amazonaws.com/capacityType":"SPOT"}',
+            "The operator finds no node: none has the labels",
+            id="spot nodes alone",
+        ),
+        pytest.param(
+            "watcher.enabled=false", "No watcher of this release, as `watcher.enabled` is false", id="no watcher"
+        ),
     ],
-    ids=["spot nodes of another cloud", "a pool that is not there", "spot nodes alone", "no watcher"],
 )
 def test_the_notes_know_the_clusters_nodes(release: HelmRelease, value: str, missing: str) -> None:
     assert missing in planned(release, value)
     assert missing not in planned(release)
 
 
+@pytest.mark.nightly
 def test_the_notes_know_labels_of_other_spot_nodes(release: HelmRelease) -> None:
     elsewhere = 'watcher.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":'
     elsewhere += '{"nodeSelectorTerms":[{"matchExpressions":[{"key":"a","operator":"Exists"}]}]}}}'

@@ -52,7 +52,6 @@ DAILY = [
             case("bf16, recomputed, on the CPU", precision="bf16", checkpointed=True, offload=True),
             # DDP doesn't take parameters that have no part in the loss.
             case("experts, and a buffer that follows the samples", "mixture", beside="fsdp"),
-            case("compiled and recomputed", "layers", compiled=True, checkpointed=True),
             case("replicas, batch norm", "cnn", strategy="ddp"),
         ),
     ),
@@ -63,6 +62,7 @@ NIGHTLY = [
         num_ranks=2,
         num_local=1,
         cases=(
+            case("compiled and recomputed", "layers", compiled=True, checkpointed=True),
             case("kept gathered", reshard_after_forward=False),
             case("batch norm in bf16", "cnn", precision="bf16"),
             case("encoder and decoder, recomputed", "encoder-decoder", checkpointed=True),

@@ -68,16 +68,8 @@ def image(index: Path, tmp_path: Path) -> Image:
     return Image(folder=tmp_path / "image", index=index)
 
 
-@pytest.mark.parametrize(
-    "version",
-    [
-        "2.13.0a0+git",
-        *(
-            pytest.param(each, marks=pytest.mark.nightly)
-            for each in ("2.13.0.dev20260801+cu130", "2.14.0a0+5228986c39.nv26.7")
-        ),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("version", ["2.13.0a0+git", "2.13.0.dev20260801+cu130", "2.14.0a0+5228986c39.nv26.7"])
 def test_pip_leaves_a_vendors_torch_alone(version: str, image: Image, tmp_path: Path) -> None:
     image.install(str(add_stand_in(tmp_path, torch(version))))
     image.install(f"spottrain[{EXTRAS}]")

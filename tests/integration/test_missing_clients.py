@@ -87,6 +87,7 @@ def test_a_job_whose_image_lacks_the_client_fails_with_a_sentence(
     assert f"Install spottrain with its extra {extra!r}; for a job, in its image." in outcome.failure.message
 
 
+@pytest.mark.nightly
 @each_client
 def test_the_command_line_says_which_client_is_missing(uri: str, client: str, extra: str) -> None:
     done = run(COMMAND_LINE, "checkpoints", "ls", uri, extras="cli,trainer")

@@ -69,7 +69,7 @@ def test_a_rank_killed_in_a_step_costs_the_steps_since_the_newest_commit(
     assert audit.num_redone <= 8 - head.newest.step
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.nightly), "fsdp"])
 def test_resizing_keeps_the_order_of_samples_and_the_loss(strategy: str, tmp_path: Path, fork: Any) -> None:
     steady = Run(tmp_path / "steady", fork, strategy=strategy)
     steady.generate(2)
@@ -111,7 +111,7 @@ def test_the_loss_of_a_step_is_the_same_at_any_world_size(tmp_path: Path, fork: 
     assert losses[3] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.nightly), "fsdp"])
 def test_to_export_the_model_before_the_first_step_changes_no_bit(strategy: str, tmp_path: Path, fork: Any) -> None:
     found = []
     for early in (False, True):

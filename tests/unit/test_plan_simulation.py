@@ -116,7 +116,7 @@ def assert_ended_well(world: World) -> None:
     assert sum(t.steps_redone or 0 for t in status.transitions) == status.steps_redone
 
 
-@settings(max_examples=8, derandomize=True, deadline=None)
+@settings(max_examples=6, derandomize=True, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_notices_never_redo_a_step(seed: int) -> None:
     world = world_of(seed)
@@ -126,7 +126,7 @@ def test_notices_never_redo_a_step(seed: int) -> None:
     assert world.status.steps_redone == 0, world.story()
 
 
-@settings(max_examples=15, derandomize=True, deadline=None)
+@settings(max_examples=10, derandomize=True, deadline=None)
 @given(seed=st.integers(0, 10**6), crashes=st.sampled_from([0.0, 0.02]))
 @example(seed=174571, crashes=0.0)  # a pod without a node is deleted in the pass that would report it
 @example(seed=724190, crashes=0.0)  # the job succeeds while nodes with its pods are away, and they come back
@@ -137,7 +137,7 @@ def test_preemptions_of_all_kinds_are_never_failures(seed: int, crashes: float) 
     assert world.status.failures == 0, world.story()
 
 
-@settings(max_examples=8, derandomize=True, deadline=None)
+@settings(max_examples=6, derandomize=True, deadline=None)
 @given(seed=st.integers(0, 10**6), crashes=st.sampled_from([0.0, 0.02]))
 def test_failures_and_preemptions_together_end_well(seed: int, crashes: float) -> None:
     world = world_of(seed, crashes=crashes)
@@ -146,7 +146,7 @@ def test_failures_and_preemptions_together_end_well(seed: int, crashes: float) -
     assert_ended_well(world)
 
 
-@settings(max_examples=8, derandomize=True, deadline=None)
+@settings(max_examples=6, derandomize=True, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_peers_that_hang_and_nodes_that_stay_open_change_nothing(seed: int) -> None:
     world = world_of(seed, peers_hang=True, taints=False)
@@ -155,7 +155,7 @@ def test_peers_that_hang_and_nodes_that_stay_open_change_nothing(seed: int) -> N
     assert world.status.failures == 0, world.story()
 
 
-@settings(max_examples=10, derandomize=True, deadline=None)
+@settings(max_examples=6, derandomize=True, deadline=None)
 @given(seed=st.integers(0, 10**6), crashes=st.sampled_from([0.0, 0.02]))
 def test_hints_among_preemptions_of_all_kinds_end_well(seed: int, crashes: float) -> None:
     world = world_of(seed, crashes=crashes)

@@ -51,7 +51,12 @@ with spottrain.session():
 
 
 @pytest.mark.parametrize(
-    "place", [PLAIN, IN_SESSION, LEAVES_SESSION], ids=["plain", "in a session", "leaves a session"]
+    "place",
+    [
+        pytest.param(PLAIN, id="plain"),
+        pytest.param(IN_SESSION, id="in a session", marks=pytest.mark.nightly),
+        pytest.param(LEAVES_SESSION, id="leaves a session"),
+    ],
 )
 def test_the_end_of_a_process_that_the_script_forks_is_not_the_ranks(place: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT + place)
