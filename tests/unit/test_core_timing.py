@@ -3,380 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
 
-from scene import (
-    ENDED,
-    NOW,
-    START,
-    STOPPING,
-    Scene,
-    at,
-    failed,
-    notice,
-    pod,
-    starting_job,
-    training,
-    training_job,
-    waiting_job,
-)
-from spottrain_api.contract import (
-    TAINT_PREEMPTION,
-    AgentPhase,
-    Cause,
-    CheckpointTimings,
-    FailureReason,
-    NodeWatch,
-    WatchState,
-)
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, ProgressStatus, Transition
-from spottrain_operator.cluster.pod_events import wants_events
+import timing_scenes as scenes
 from spottrain_operator.core import timing
-from spottrain_operator.core.draft import Draft
-from spottrain_operator.core.members import culprits, members_of
-from spottrain_operator.core.model import CreatePod, DeletePod, Refusal
-from spottrain_operator.core.situation import Situation
-from spottrain_operator.core.transitions import open_transition
 
 MILLISECOND = 0.001
-NOT_UP: dict[str, Any] = {"phase": "Pending", "ready": False, "ready_since": None, "container_started": False}
-ENDED_EARLY: dict[str, Any] = {**NOT_UP, "phase": "Failed", "exit_code": 1, "exit_reason": "Error"}
-
-
-def ago(seconds: float) -> Any:
-    return NOW - timedelta(seconds=seconds)
-
-
-def generation_of(scene: Scene) -> GenerationStatus:
-    generation = scene.plan().status.generation
-    assert generation is not None
-    return generation
-
-
-def reason(scene: Scene) -> str | None:
-    return generation_of(scene).reason
-
-
-def is_failed(scene: Scene) -> bool:
-    return scene.plan().status.phase is Phase.FAILED
-
-
-def creates(scene: Scene) -> bool:
-    return any(isinstance(action, CreatePod) for action in scene.plan().actions)
-
-
-def idle(scene: Scene, sequence: int, **changes: Any) -> Scene:
-    return scene.says(sequence, generation=0, phase=AgentPhase.IDLE, progress=None, **changes)
-
-
-# --- silence and loss ------------------------------------------------------------------------------------
-
-
-def is_lost_while_others_ended(seconds: float) -> bool:
-    return reason(training_job().says(3, phase=AgentPhase.FAILED).says(4, age=seconds)) == "NodeLost"
-
-
-def is_lost_without_its_relay(seconds: float) -> bool:
-    scene = training_job().says(3, phase=AgentPhase.FAILED).says(4, age=seconds)
-    lost_at = scene.observed.reports["u4"].received_at
-    return reason(scene.loses_relay(4, comes_by=lost_at + timedelta(seconds=timing.WITHOUT_RELAY))) == "NodeLost"
-
-
-def is_lost_while_stuck(seconds: float) -> bool:
-    return reason(training_job().all_say(step_age_seconds=40.0).says(4, age=seconds)) == "NodeLost"
-
-
-def is_stuck(steps: float) -> bool:
-    """The others count as stuck, so a member that is silent a moment longer is lost."""
-    scene = training_job().in_steps_of(10.0, age=10.0 * steps)
-    return reason(scene.says(4, age=timing.SILENT_WHILE_STUCK + 1)) == "NodeLost"
-
-
-def is_lost_alone(seconds: float) -> bool:
-    return reason(training_job().in_steps_of(None, age=40.0).says(4, age=seconds)) == "NodeLost"
-
-
-def is_lost_with_its_node(seconds: float) -> bool:
-    return reason(training_job().node(4, ready=False).says(4, age=seconds)) == "NodeLost"
-
-
-def is_candidate(seconds: float) -> bool:
-    scene = replace(waiting_job(), now=at(5)).all_say().says(4, age=seconds)
-    return len(generation_of(scene).members) == 4
-
-
-def is_missed_after_a_restart(seconds: float) -> bool:
-    scene = training_job().forgets(4).node(4, ready=False)
-    started_at = ago(seconds + timing.SILENT_ON_LOST_NODE)
-    return reason(replace(scene, observed=replace(scene.observed, listening_since=started_at))) == "NodeLost"
-
-
-def is_stepping(seconds: float) -> bool:
-    scene = training_job().in_steps_of(None, age=seconds)
-    silence = timing.SILENT_ALONE + 10
-    return reason(scene.says(4, age=silence, step_age_seconds=silence)) is None
-
-
-# --- starts of generations -------------------------------------------------------------------------------
-
-
-def starts_without_the_cold_one(seconds: float) -> bool:
-    scene = replace(waiting_job(), now=at(2 + seconds)).all_say().says(4, warm=False)
-    return scene.plan().status.generation is not None
-
-
-def follows_without_the_cold_one(seconds: float) -> bool:
-    scene = (
-        training_job().generation(state=ENDED, ended_at=ago(seconds)).all_say(phase=AgentPhase.IDLE, progress=None)
-    )
-    return generation_of(scene.says(4, warm=False)).number == 2
-
-
-def waits_for_the_scheduler(seconds: float) -> bool:
-    scene = replace(waiting_job(), now=at(10)).all_say().forgets(4)
-    young = scene.pod(4, **NOT_UP, node=None, scheduled_at=None, created_at=at(10 - seconds))
-    return young.plan().status.generation is None
-
-
-def is_stuck_without_its_assignment(seconds: float) -> bool:
-    scene = replace(starting_job(), now=at(3 + seconds)).all_say()
-    return reason(idle(scene, 4)) == "Failure"
-
-
-def has_left_the_generation(seconds: float) -> bool:
-    scene = starting_job().generation(state=GenerationState.DRAINING, requested_at=at(3), reason="Grow")
-    scene = replace(scene, now=at(3 + seconds)).all_say(phase=AgentPhase.DRAINED)
-    return generation_of(idle(scene, 4)).state is not GenerationState.DRAINING
-
-
-def has_restarted(seconds: float) -> bool:
-    scene = replace(training_job(), now=at(10 + seconds)).all_say()
-    return reason(scene.says(4, phase=AgentPhase.STARTING)) == "Failure"
-
-
-def runs_a_script_without_the_library(seconds: float) -> bool:
-    scene = replace(starting_job(), now=at(3 + seconds)).all_say(phase=AgentPhase.RUNNING, progress=None)
-    return scene.plan().status.phase is Phase.RUNNING
-
-
-def tells_that_nobody_watches(seconds: float) -> bool:
-    missing = NodeWatch(state=WatchState.MISSING, seconds=seconds)
-    return training_job().says(4, watch=missing).plan().status.condition("NoticesHeard") is not None
-
-
-def tells_that_no_step_is_made(seconds: float) -> bool:
-    return "no step since" in training_job().all_say(step_age_seconds=seconds).plan().status.message
-
-
-# --- drains and stops ------------------------------------------------------------------------------------
-
-
-def drains_as_it_may_have_trained(seconds: float) -> bool:
-    scene = starting_job().says(4, age=seconds).node(3, notice=notice(3, lead=-60))
-    return generation_of(scene).state is not STOPPING
-
-
-def is_stopped(scene: Scene) -> bool:
-    return generation_of(scene).state is STOPPING
-
-
-def is_stopped_in_a_planned_drain(seconds: float) -> bool:
-    scene = training_job().spec(nodes={"min": 2, "max": 4}, runPolicy={"suspend": True}).decided()
-    return is_stopped(scene.later(seconds + timing.DRAIN_OVERTIME))
-
-
-def is_stopped_after_so_many_saves(num_saves: float) -> bool:
-    timings = CheckpointTimings(staging_seconds=20.0, upload_seconds=170.0, commit_seconds=10.0, num_bytes=1)
-    slow = training().model_copy(update={"checkpoint": timings})
-    suspended = training_job().spec(nodes={"min": 2, "max": 4}, runPolicy={"suspend": True})
-    scene = suspended.says(2, progress=slow).decided()
-    return is_stopped(scene.later(num_saves * 200.0 + timing.DRAIN_OVERTIME))
-
-
-def is_stopped_on_a_marked_node(seconds: float) -> bool:
-    scene = training_job().node(4, taints=(TAINT_PREEMPTION,)).decided()
-    return is_stopped(scene.later(seconds + timing.DRAIN_OVERTIME))
-
-
-def is_stopped_after_the_deadline(seconds: float) -> bool:
-    return is_stopped(training_job().node(4, notice=notice(4, lead=10)).decided().later(10 + seconds))
-
-
-def is_given_up_while_it_stops(seconds: float) -> bool:
-    generation = generation_of(training_job().without_pod(4).decided().later(seconds))
-    return generation.number == 2 or generation.state is ENDED
-
-
-def is_believed(seconds: float) -> bool:
-    return reason(training_job().node(4, notice=notice(4, lead=-seconds))) == "Preempted"
-
-
-# --- failures --------------------------------------------------------------------------------------------
-
-
-def is_charged(seconds: float) -> bool:
-    scene = failed(training_job(), FailureReason.LOST_PEER).decided().later(seconds)
-    return scene.plan().status.failures == 1
-
-
-def is_culprit(seconds: float) -> bool:
-    """A member that was lost, and had spoken so long after the others failed."""
-    scene = failed(training_job(), FailureReason.LOST_PEER).says(4, phase=AgentPhase.RUNNING, failure=None).decided()
-    scene = (
-        replace(scene, now=scene.now + timedelta(seconds=2 * timing.SILENT_WHILE_OTHERS_ENDED))
-        .all_say()
-        .says(4, age=2 * timing.SILENT_WHILE_OTHERS_ENDED - seconds)
-    )
-    generation = scene.observed.job.status.generation
-    assert generation is not None
-    found = culprits(generation, members_of(Situation(scene.observed, scene.now), generation))
-    return [m.member.pod for m in found] == ["job-4"]
-
-
-def is_given_up_without_progress(generations: float) -> bool:
-    scene = starting_job(runPolicy={"failureBudget": 100}).status(generations_without_progress=int(generations) - 1)
-    return is_failed(failed(scene, FailureReason.SCRIPT_ERROR).decided().later(10))
-
-
-def never_started(seconds: float, waiting_reason: str) -> Scene:
-    scene = replace(waiting_job(2), now=at(seconds)).forgets(1).forgets(2)
-    for sequence in (1, 2):
-        scene = scene.pod(sequence, **NOT_UP, waiting_reason=waiting_reason, waiting_message="no")
-    return scene
-
-
-def is_given_up_before_its_image(seconds: float) -> bool:
-    return is_failed(never_started(seconds, "ErrImagePull"))
-
-
-def is_given_up_before_its_volume(seconds: float) -> bool:
-    return is_failed(never_started(seconds, "FailedMount"))
-
-
-def is_unseen_by_schedulers(seconds: float) -> bool:
-    new = pod(1, **NOT_UP, node=None, created_at=ago(seconds))
-    return wants_events(new, NOW)
-
-
-def is_asked_about_its_volumes(seconds: float) -> bool:
-    placed = pod(1, **NOT_UP, scheduled_at=ago(seconds))
-    return wants_events(placed, NOW)
-
-
-def refused(*, since: float = 0.0, tried: float = 0.0, **changes: Any) -> Scene:
-    """A new job with pods refused first `since` and last `tried` seconds ago."""
-    times = {"since": ago(since), "tried_at": ago(tried)}
-    refusal = Refusal(metadata_generation=1, message="no", lasting=since > 0, **times, **changes)
-    scene = waiting_job(0)
-    return replace(scene, now=NOW, observed=replace(scene.observed, refusal=refusal))
-
-
-def is_given_up_as_refused(seconds: float) -> bool:
-    return is_failed(refused(since=seconds))
-
-
-def is_tried_again(seconds: float) -> bool:
-    return creates(refused(tried=seconds))
-
-
-def is_tried_again_after_many_tries(seconds: float) -> bool:
-    return creates(refused(tried=seconds, num_tries=5000))
-
-
-def ended_early(number: int, seconds: float) -> Scene:
-    """A new job with `number` pods that ended early, created `seconds` ago."""
-    scene = replace(waiting_job(number, nodes={"min": 1, "max": number}), now=at(700))
-    for sequence in range(1, number + 1):
-        scene = scene.forgets(sequence).pod(sequence, **ENDED_EARLY, created_at=at(700 - seconds))
-    return scene
-
-
-def is_given_up_after(failures: float) -> bool:
-    return is_failed(ended_early(int(failures), 1.0))
-
-
-def is_replaced(seconds: float) -> bool:
-    """After one that ended early, the pause is doubled once."""
-    return creates(ended_early(1, 2 * seconds))
-
-
-def is_remembered(seconds: float) -> bool:
-    return is_failed(ended_early(timing.MAX_START_FAILURES, seconds))
-
-
-# --- growth, and the rest --------------------------------------------------------------------------------
-
-
-def smaller(num_members: int) -> Scene:
-    """A generation of the first members; pods beside it wait, warm."""
-    scene = training_job()
-    members = generation_of(scene).members[:num_members]
-    scene = scene.generation(members=members)
-    for sequence in range(num_members + 1, 5):
-        scene = idle(scene, sequence)
-    return scene
-
-
-def grows(scene: Scene) -> bool:
-    return reason(scene) == "Grow"
-
-
-def grows_after_the_first_step(seconds: float) -> bool:
-    return grows(smaller(3).generation(first_step_at=ago(seconds)))
-
-
-def grows_though_a_pod_has_no_node(seconds: float) -> bool:
-    scene = smaller(2).pod(3, ready_since=ago(seconds)).forgets(4)
-    return grows(scene.pod(4, **NOT_UP, node=None, scheduled_at=None))
-
-
-def grows_though_a_pod_is_coming(seconds: float) -> bool:
-    return grows(smaller(2).pod(3, ready_since=ago(seconds)).forgets(4).pod(4, **NOT_UP))
-
-
-def grows_with_so_much_left(seconds: float) -> bool:
-    return grows(smaller(3).all_say(progress=None).status(progress=ProgressStatus(eta_seconds=seconds)))
-
-
-def stays_after_the_hint(seconds: float) -> bool:
-    scene = training_job(capacity={"onDemand": {"min": 2}, "spot": {"maxPrewarmed": 1}})
-    scene = idle(scene.with_pod(pod(5, created_at=ago(seconds))), 5)
-    return not any(isinstance(action, DeletePod) for action in scene.plan().actions)
-
-
-def is_moved_to_another_pool(seconds: float) -> bool:
-    pools = [{"name": name, "capacityType": "spot", "provider": "gke"} for name in ("a", "b")]
-    scene = waiting_job(0, nodes={"max": 1}, capacity={"fallback": {"afterSeconds": 0}, "pools": pools})
-    scene = scene.with_pod(pod(3, **NOT_UP, pool="a", node=None, unschedulable_since=ago(seconds)))
-    return any(isinstance(action, DeletePod) for action in scene.plan().actions)
-
-
-def is_stray(seconds: float) -> bool:
-    scene = smaller(3).generation(started_at=ago(seconds)).says(4, phase=AgentPhase.RUNNING)
-    return any(isinstance(action, DeletePod) and action.name == "job-4" for action in scene.plan().actions)
-
-
-def is_deleted_after_the_end(seconds: float) -> bool:
-    finished = training_job().status(phase=Phase.FAILED, completion_time=ago(seconds))
-    return any(isinstance(action, DeletePod) for action in finished.plan().actions)
-
-
-def is_recorded(seconds: float) -> bool:
-    scene = training_job().status(accounted_at=ago(seconds))
-    observed = replace(scene.observed, record_interval=timing.RECORD_INTERVAL)
-    return replace(scene, observed=observed).plan().status.accounted_at == NOW
-
-
-def keeps_the_oldest_transition(number: float) -> bool:
-    scene = training_job()
-    old = tuple(Transition(generation=i, reason="Grow", at=START) for i in range(int(number)))
-    draft = Draft(status=scene.observed.job.status.model_copy(update={"transitions": old}))
-    new = open_transition(Situation(scene.observed, scene.now), draft, Cause.GROW, "").status.transitions
-    return len(new) == number + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,54 +26,54 @@ class Boundary:
 
 
 BOUNDARIES = {
-    "SILENT_WHILE_OTHERS_ENDED": Boundary(is_lost_while_others_ended, False),
-    "WITHOUT_RELAY": Boundary(is_lost_without_its_relay, True),
-    "SILENT_WHILE_STUCK": Boundary(is_lost_while_stuck, False),
-    "STUCK_STEPS": Boundary(is_stuck, False),
-    "SILENT_ALONE": Boundary(is_lost_alone, False),
-    "SILENT_ON_LOST_NODE": Boundary(is_lost_with_its_node, False),
-    "CANDIDATE_REPORT_AGE": Boundary(is_candidate, True),
-    "OPERATOR_RESTART_GRACE": Boundary(is_missed_after_a_restart, False),
-    "STEPPING": Boundary(is_stepping, False),
-    "FIRST_GENERATION_PATIENCE": Boundary(starts_without_the_cold_one, True),
-    "NEXT_GENERATION_PATIENCE": Boundary(follows_without_the_cold_one, True),
-    "SCHEDULING": Boundary(waits_for_the_scheduler, False),
-    "TAKE_UP": Boundary(is_stuck_without_its_assignment, False),
-    "IN_FLIGHT": Boundary(has_left_the_generation, False),
-    "RESTARTED": Boundary(has_restarted, False),
-    "SAYS_NOTHING": Boundary(runs_a_script_without_the_library, False),
-    "UNWATCHED": Boundary(tells_that_nobody_watches, True),
-    "NO_STEP": Boundary(tells_that_no_step_is_made, False),
-    "JUST_NOW": Boundary(drains_as_it_may_have_trained, False),
-    "PLANNED_DRAIN": Boundary(is_stopped_in_a_planned_drain, False),
-    "PLANNED_DRAIN_SAVES": Boundary(is_stopped_after_so_many_saves, False),
-    "UNKNOWN_LEAD": Boundary(is_stopped_on_a_marked_node, False),
-    "DRAIN_OVERTIME": Boundary(is_stopped_after_the_deadline, False),
-    "STOP_TIMEOUT": Boundary(is_given_up_while_it_stops, False),
-    "NOTICE_EXPIRY": Boundary(is_believed, False),
-    "CULPRIT_GRACE": Boundary(is_charged, True),
-    "CULPRIT_LAST_WORD": Boundary(is_culprit, True),
-    "MAX_GENERATIONS_WITHOUT_PROGRESS": Boundary(is_given_up_without_progress, True, 1),
-    "START_FAILURE_PATIENCE": Boundary(is_given_up_before_its_image, False),
-    "STUCK_START": Boundary(is_given_up_before_its_volume, False),
-    "STARTS_CONTAINERS": Boundary(is_asked_about_its_volumes, False),
-    "UNSEEN_BY_SCHEDULER": Boundary(is_unseen_by_schedulers, False),
-    "REFUSAL_PATIENCE": Boundary(is_given_up_as_refused, False),
-    "REFUSAL_PAUSE": Boundary(is_tried_again, True),
-    "REFUSAL_MAX_PAUSE": Boundary(is_tried_again_after_many_tries, True),
-    "MAX_START_FAILURES": Boundary(is_given_up_after, True, 1),
-    "START_FAILURE_PAUSE": Boundary(is_replaced, True),
-    "START_FAILURE_WINDOW": Boundary(is_remembered, False),
-    "GROWTH_INTERVAL": Boundary(grows_after_the_first_step, True),
-    "GROWTH_PATIENCE": Boundary(grows_though_a_pod_has_no_node, False),
-    "GROWTH_PATIENCE_WHILE_COMING": Boundary(grows_though_a_pod_is_coming, False),
-    "GROWTH_MIN_REMAINING": Boundary(grows_with_so_much_left, True),
-    "PREWARMED_STAY": Boundary(stays_after_the_hint, False),
-    "POOL_PATIENCE": Boundary(is_moved_to_another_pool, True),
-    "LEAVE": Boundary(is_deleted_after_the_end, False),
-    "STRAY": Boundary(is_stray, False),
-    "RECORD_INTERVAL": Boundary(is_recorded, True),
-    "MAX_TRANSITIONS": Boundary(keeps_the_oldest_transition, False, 1),
+    "SILENT_WHILE_OTHERS_ENDED": Boundary(scenes.is_lost_while_others_ended, False),
+    "WITHOUT_RELAY": Boundary(scenes.is_lost_without_its_relay, True),
+    "SILENT_WHILE_STUCK": Boundary(scenes.is_lost_while_stuck, False),
+    "STUCK_STEPS": Boundary(scenes.is_stuck, False),
+    "SILENT_ALONE": Boundary(scenes.is_lost_alone, False),
+    "SILENT_ON_LOST_NODE": Boundary(scenes.is_lost_with_its_node, False),
+    "CANDIDATE_REPORT_AGE": Boundary(scenes.is_candidate, True),
+    "OPERATOR_RESTART_GRACE": Boundary(scenes.is_missed_after_a_restart, False),
+    "STEPPING": Boundary(scenes.is_stepping, False),
+    "FIRST_GENERATION_PATIENCE": Boundary(scenes.starts_without_the_cold_one, True),
+    "NEXT_GENERATION_PATIENCE": Boundary(scenes.follows_without_the_cold_one, True),
+    "SCHEDULING": Boundary(scenes.waits_for_the_scheduler, False),
+    "TAKE_UP": Boundary(scenes.is_stuck_without_its_assignment, False),
+    "IN_FLIGHT": Boundary(scenes.has_left_the_generation, False),
+    "RESTARTED": Boundary(scenes.has_restarted, False),
+    "SAYS_NOTHING": Boundary(scenes.runs_a_script_without_the_library, False),
+    "UNWATCHED": Boundary(scenes.tells_that_nobody_watches, True),
+    "NO_STEP": Boundary(scenes.tells_that_no_step_is_made, False),
+    "JUST_NOW": Boundary(scenes.drains_as_it_may_have_trained, False),
+    "PLANNED_DRAIN": Boundary(scenes.is_stopped_in_a_planned_drain, False),
+    "PLANNED_DRAIN_SAVES": Boundary(scenes.is_stopped_after_so_many_saves, False),
+    "UNKNOWN_LEAD": Boundary(scenes.is_stopped_on_a_marked_node, False),
+    "DRAIN_OVERTIME": Boundary(scenes.is_stopped_after_the_deadline, False),
+    "STOP_TIMEOUT": Boundary(scenes.is_given_up_while_it_stops, False),
+    "NOTICE_EXPIRY": Boundary(scenes.is_believed, False),
+    "CULPRIT_GRACE": Boundary(scenes.is_charged, True),
+    "CULPRIT_LAST_WORD": Boundary(scenes.is_culprit, True),
+    "MAX_GENERATIONS_WITHOUT_PROGRESS": Boundary(scenes.is_given_up_without_progress, True, 1),
+    "START_FAILURE_PATIENCE": Boundary(scenes.is_given_up_before_its_image, False),
+    "STUCK_START": Boundary(scenes.is_given_up_before_its_volume, False),
+    "STARTS_CONTAINERS": Boundary(scenes.is_asked_about_its_volumes, False),
+    "UNSEEN_BY_SCHEDULER": Boundary(scenes.is_unseen_by_schedulers, False),
+    "REFUSAL_PATIENCE": Boundary(scenes.is_given_up_as_refused, False),
+    "REFUSAL_PAUSE": Boundary(scenes.is_tried_again, True),
+    "REFUSAL_MAX_PAUSE": Boundary(scenes.is_tried_again_after_many_tries, True),
+    "MAX_START_FAILURES": Boundary(scenes.is_given_up_after, True, 1),
+    "START_FAILURE_PAUSE": Boundary(scenes.is_replaced, True),
+    "START_FAILURE_WINDOW": Boundary(scenes.is_remembered, False),
+    "GROWTH_INTERVAL": Boundary(scenes.grows_after_the_first_step, True),
+    "GROWTH_PATIENCE": Boundary(scenes.grows_though_a_pod_has_no_node, False),
+    "GROWTH_PATIENCE_WHILE_COMING": Boundary(scenes.grows_though_a_pod_is_coming, False),
+    "GROWTH_MIN_REMAINING": Boundary(scenes.grows_with_so_much_left, True),
+    "PREWARMED_STAY": Boundary(scenes.stays_after_the_hint, False),
+    "POOL_PATIENCE": Boundary(scenes.is_moved_to_another_pool, True),
+    "LEAVE": Boundary(scenes.is_deleted_after_the_end, False),
+    "STRAY": Boundary(scenes.is_stray, False),
+    "RECORD_INTERVAL": Boundary(scenes.is_recorded, True),
+    "MAX_TRANSITIONS": Boundary(scenes.keeps_the_oldest_transition, False, 1),
 }
 
 
