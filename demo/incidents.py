@@ -34,13 +34,13 @@ BIN = Path(sys.executable).parent
 class Incident:
     """Something that happens to the job.
 
-    It starts when the job has settled and `can_begin` returns True. `act` causes it. It is over when `is_over`
+    It starts when the job has settled and `can_begin` returns True for it. `act` causes it. It is over when `is_over`
     returns True for the job before it and the job now.
     """
 
     title: str
     act: Callable[[JobSnapshot], None]
-    can_begin: Callable[[], bool] = lambda: True
+    can_begin: Callable[[JobSnapshot], bool] = lambda _: True
     is_over: Callable[[JobSnapshot, JobSnapshot], bool]
 
 
@@ -71,7 +71,7 @@ class Course:
         if current is not None and current.after is None:
             if current.incident.is_over(current.before, job):
                 current.after, current.ended_at = job, time.time()
-        elif self.to_come and _has_settled(job, current) and self.to_come[0].can_begin():
+        elif self.to_come and _has_settled(job, current) and self.to_come[0].can_begin(job):
             incident = self.to_come.popleft()
             self.happened.append(Happened(incident=incident, before=job, started_at=time.time()))
             incident.act(job)
@@ -210,13 +210,24 @@ def incidents(cluster: DemoCluster) -> deque[Incident]:
 
     return deque(
         (
-            Incident(title="two spot nodes preempted, 30 s of notice", act=preempt_two, is_over=_has_moved_on),
-            Incident(title="one spot node killed without notice", act=kill_one, is_over=_has_moved_on),
+            Incident(
+                title="two spot nodes preempted, 30 s of notice",
+                act=preempt_two,
+                is_over=_has_moved_on,
+                # A slow machine begins without its spot pods, and grows.
+                can_begin=lambda job: len(_spot_members(job)) >= 3,
+            ),
+            Incident(
+                title="one spot node killed without notice",
+                act=kill_one,
+                is_over=_has_moved_on,
+                can_begin=lambda job: bool(_spot_members(job)),
+            ),
             Incident(
                 title="three spot nodes come back",
                 act=bring_back,
                 is_over=is_whole,
-                can_begin=lambda: cluster.are_gone(gone),
+                can_begin=lambda _: cluster.are_gone(gone),
             ),
             Incident(title="operator killed with SIGKILL", act=kill_operator, is_over=operator_is_back),
         )

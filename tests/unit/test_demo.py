@@ -12,27 +12,60 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import demo.__main__
 import pytest
 from click.testing import CliRunner
 from demo.__main__ import ENDS, heed_requests_to_end, main, progress_line
-from demo.incidents import SETTLED_STEPS, Course, DemoCluster, Incident
+from demo.incidents import SETTLED_STEPS, Course, DemoCluster, Incident, incidents
 from demo.results import verdict
 from rich.console import Console
 
 from distribution import ROOT, build_wheel
 from spottrain.data.audit import Audit, AuditHeader
-from spottrain_api.v1alpha1 import Phase, ProgressStatus, TrainingJobStatus, Transition
+from spottrain_api.contract import CapacityType, Member
+from spottrain_api.v1alpha1 import (
+    GenerationState,
+    GenerationStatus,
+    Phase,
+    ProgressStatus,
+    TrainingJobStatus,
+    Transition,
+)
 from spottrain_cli.job_view import JobSnapshot
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def job(step: int, phase: Phase = Phase.RUNNING, transitions: tuple[Transition, ...] = ()) -> JobSnapshot:
-    status = TrainingJobStatus(phase=phase, progress=ProgressStatus(step=step), transitions=transitions)
+def job(step: int, phase: Phase = Phase.RUNNING, **status_fields: Any) -> JobSnapshot:
+    status = TrainingJobStatus(phase=phase, progress=ProgressStatus(step=step), **status_fields)
     return JobSnapshot(namespace="default", name="gpt", spec={}, created_at=START, status=status)
+
+
+def generation(*nodes: str) -> GenerationStatus:
+    members = tuple(
+        Member(
+            pod=f"gpt-{rank}",
+            pod_uid=node,
+            address="10.0.0.1",
+            node=node,
+            node_rank=rank,
+            capacity_type=CapacityType(node.rpartition("-")[0]),
+        )
+        for rank, node in enumerate(nodes)
+    )
+    return GenerationStatus(
+        number=1,
+        state=GenerationState.ACTIVE,
+        rendezvous_id="g1",
+        rendezvous_endpoint="10.0.0.1:1",
+        world_size=len(nodes),
+        members=members,
+        template_hash="t",
+        started_at=START,
+    )
 
 
 def test_the_wheel_ships_the_command_line_without_the_demo(tmp_path: Path) -> None:
@@ -65,6 +98,23 @@ def test_an_incident_waits_until_the_job_has_settled_and_the_next_until_it_is_ov
     assert done == ["first"]
     course.advance(job(2 * SETTLED_STEPS + 2))
     assert done == ["first", "second"]
+
+
+def test_nodes_are_preempted_once_the_job_has_grown_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine begins with the on-demand pods alone."""
+    preempted: list[str] = []
+
+    def local(self: DemoCluster, *arguments: str) -> None:
+        preempted.extend(arguments)
+
+    monkeypatch.setattr(DemoCluster, "local", local)
+    monkeypatch.setenv("SPOTTRAIN_LOCAL_HOME", "")
+    course = Course(to_come=incidents(DemoCluster(Path("demo-out"), Console())))
+    course.advance(job(SETTLED_STEPS))
+    course.advance(job(SETTLED_STEPS, generation=generation("on-demand-0")))
+    assert preempted == []
+    course.advance(job(SETTLED_STEPS, generation=generation("on-demand-0", "spot-0", "spot-1", "spot-2")))
+    assert preempted == ["preempt", "spot-1", "spot-2", "--notice", "30s"]
 
 
 def test_without_a_terminal_the_job_is_a_line() -> None:
@@ -154,9 +204,9 @@ def test_the_verdict_names_what_was_promised_and_did_not_happen() -> None:
     lost = Transition(generation=1, reason="Preempted", message="node spot-1 goes.", at=START, with_notice=True)
     kept = lost.model_copy(update={"steps_redone": 0})
     to_come = Incident(title="operator killed", act=lambda _: None, is_over=lambda before, now: True)
-    assert verdict(Course(to_come=deque()), job(0, Phase.SUCCEEDED, (kept,)), audit) == []
+    assert verdict(Course(to_come=deque()), job(0, Phase.SUCCEEDED, transitions=(kept,)), audit) == []
     again = lost.model_copy(update={"steps_redone": 3})
-    assert verdict(Course(to_come=deque([to_come])), job(0, Phase.FAILED, (again,)), audit) == [
+    assert verdict(Course(to_come=deque([to_come])), job(0, Phase.FAILED, transitions=(again,)), audit) == [
         "The job ended Failed: ",
         "This did not happen: operator killed.",
         "A preemption with notice cost 3 steps: node spot-1 goes.",
