@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -24,19 +23,10 @@ from demo.results import verdict
 from rich.console import Console
 
 from distribution import ROOT, build_wheel
+from job_snapshots import START, snapshot
 from spottrain.data.audit import Audit, AuditHeader
-from spottrain_api.contract import CapacityType, Member
-from spottrain_api.v1alpha1 import (
-    GenerationState,
-    GenerationStatus,
-    Phase,
-    ProgressStatus,
-    TrainingJobStatus,
-    Transition,
-)
+from spottrain_api.v1alpha1 import Phase, ProgressStatus, TrainingJobStatus, Transition
 from spottrain_cli.job_view import JobSnapshot
-
-START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def job(step: int, phase: Phase = Phase.RUNNING, **status_fields: Any) -> JobSnapshot:
@@ -44,28 +34,11 @@ def job(step: int, phase: Phase = Phase.RUNNING, **status_fields: Any) -> JobSna
     return JobSnapshot(namespace="default", name="gpt", spec={}, created_at=START, status=status)
 
 
-def generation(*nodes: str) -> GenerationStatus:
-    members = tuple(
-        Member(
-            pod=f"gpt-{rank}",
-            pod_uid=node,
-            address="10.0.0.1",
-            node=node,
-            node_rank=rank,
-            capacity_type=CapacityType(node.rpartition("-")[0]),
-        )
-        for rank, node in enumerate(nodes)
-    )
-    return GenerationStatus(
-        number=1,
-        state=GenerationState.ACTIVE,
-        rendezvous_id="g1",
-        rendezvous_endpoint="10.0.0.1:1",
-        world_size=len(nodes),
-        members=members,
-        template_hash="t",
-        started_at=START,
-    )
+def with_spot_members(step: int, number: int) -> JobSnapshot:
+    generation = snapshot().status.generation
+    assert generation is not None
+    members = tuple(generation.members[0].model_copy(update={"node": f"spot-{i}"}) for i in range(number))
+    return job(step, generation=generation.model_copy(update={"members": members}))
 
 
 def test_the_wheel_ships_the_command_line_without_the_demo(tmp_path: Path) -> None:
@@ -110,10 +83,10 @@ def test_nodes_are_preempted_once_the_job_has_grown_to_them(monkeypatch: pytest.
     monkeypatch.setattr(DemoCluster, "local", local)
     monkeypatch.setenv("SPOTTRAIN_LOCAL_HOME", "")
     course = Course(to_come=incidents(DemoCluster(Path("demo-out"), Console())))
-    course.advance(job(SETTLED_STEPS))
-    course.advance(job(SETTLED_STEPS, generation=generation("on-demand-0")))
+    course.advance(with_spot_members(SETTLED_STEPS, 0))
+    course.advance(with_spot_members(SETTLED_STEPS, 2))
     assert preempted == []
-    course.advance(job(SETTLED_STEPS, generation=generation("on-demand-0", "spot-0", "spot-1", "spot-2")))
+    course.advance(with_spot_members(SETTLED_STEPS, 3))
     assert preempted == ["preempt", "spot-1", "spot-2", "--notice", "30s"]
 
 
