@@ -61,9 +61,22 @@ audit: binaries ## Check the chart, with each preset, and the Dockerfiles with c
 docs: $(STAMP) ## Build the documentation into build/docs. A dead link is an error.
 	$(BIN)/python -m sphinx --builder html --fresh-env --quiet --fail-on-warning --keep-going docs build/docs
 
-test: $(STAMP) ## Check style, types and docs, then run all tests.
-	$(MAKE) --no-print-directory --jobs=3 --output-sync=line lint docs binaries prometheus
-	$(PYTEST) -m 'not nightly'
+unit: $(STAMP) ## Run the unit tests.
+	$(PYTEST) -m 'not nightly' tests/unit
+
+# Where HEAD left main: what differs from it is what a change touches.
+SINCE ?= origin/main
+check: $(STAMP) ## Before a commit: style, types, unit tests, and the tests that the change touches (SINCE=origin/main).
+	touched="$$($(BIN)/python tests/touched.py --since $(SINCE))" && \
+		$(MAKE) --no-print-directory --jobs=2 --output-sync=line lint run-tests TESTS="tests/unit $$touched"
+
+test: $(STAMP) binaries prometheus ## The gate: check style, types and docs, and run all tests.
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=line lint docs run-tests
+
+TESTS ?= tests
+.PHONY: run-tests
+run-tests: $(STAMP)
+	$(PYTEST) -m 'not nightly' $(TESTS)
 
 coverage: $(STAMP) binaries prometheus ## Run the tests of `make test`, and show what none of them reaches.
 	$(PYTEST) -m 'not nightly' --cov
