@@ -1,4 +1,4 @@
-"""The test files that a change touches: `python tests/touched.py [--since COMMIT]`.
+"""The test files that a change touches: `tests/touched.py [--since COMMIT]`.
 
 A test file is touched if it changed itself, or if it uses a file that changed: it imports it, names it as a
 script, or does so through other modules of tests. What product code imports in turn does not count: otherwise,
