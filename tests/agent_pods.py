@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from control_folder import control_folder
 from spottrain_agent.processes import descendants
 from spottrain_api.contract import (
     PATH_ASSIGNMENT,
@@ -155,9 +156,10 @@ class Pods:
             token = self.folder / f"token-{name}"
             token.write_text(name)
             self.addresses[name] = f"127.9.{os.getpid() % 200}.{len(self.processes) + 2}"
+            control = control_folder(self.folder / f"control-{name}", control_url or self.operator.url)
             environment = {
                 "PATH": os.environ["PATH"],
-                "SPOTTRAIN_CONTROL_URL": control_url or self.operator.url,
+                "SPOTTRAIN_CONTROL_DIR": str(control),
                 "SPOTTRAIN_TOKEN_FILE": str(token),
                 "SPOTTRAIN_POD_NAME": name,
                 "SPOTTRAIN_POD_UID": f"uid-{name}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from control_folder import control_folder
 from spottrain_agent.settings import AgentSettings
 from spottrain_api.contract import Entrypoint, GenerationAssignment
 
@@ -11,8 +12,7 @@ from spottrain_api.contract import Entrypoint, GenerationAssignment
 def settings(run_root: Path) -> AgentSettings:
     """Those of its agent, whose operator doesn't answer."""
     return AgentSettings(
-        control_url="http://127.0.0.1:9",
-        control_dir=None,
+        control_dir=control_folder(run_root, "http://127.0.0.1:9"),
         token_file=None,
         pod="a",
         pod_uid="u",

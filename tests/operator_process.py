@@ -40,7 +40,6 @@ class OperatorProcess:
     port: int = field(default_factory=_free_port)
     health_port: int = field(default_factory=_free_port)
     metrics_port: int = field(default_factory=_free_port)
-    plain_port: int = field(default_factory=_free_port)
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -60,7 +59,6 @@ class OperatorProcess:
             "SPOTTRAIN_CONTROL_PORT": str(self.port),
             "SPOTTRAIN_HEALTH_PORT": str(self.health_port),
             "SPOTTRAIN_METRICS_PORT": str(self.metrics_port),
-            "SPOTTRAIN_PLAIN_PORT": str(self.plain_port),
             "POD_NAMESPACE": self.namespace,
             # Operators of other tests lead other namespaces, and may have left their leases behind.
             "SPOTTRAIN_WATCH_NAMESPACES": " ".join((self.namespace, *self.watches_too)),

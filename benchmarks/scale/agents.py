@@ -107,7 +107,7 @@ class SimulatedAgent:
         self.pod, self.uid, self.node, self.token = pod.name, pod.uid, pod.node, pod.token
         token_file = folder / f"token-{self.uid}"
         token_file.write_text(self.token)
-        self._control = ControlClient(session, "", token_file, folder=address, pod_uid=self.uid)
+        self._control = ControlClient(session, address, token_file, pod_uid=self.uid)
         self._contact = Contact("127.0.0.1", self._report)
         self.state = AgentState()
         self._started_at = 0.0

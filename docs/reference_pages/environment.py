@@ -29,8 +29,6 @@ IN_A_JOB: Mapping[str, str] = {
 }
 # Set by the operator in every trainer pod, read by the agent.
 IN_PODS: Mapping[str, str] = {
-    contract.ENV_CONTROL_URL: "Address of the operator's control API when the pod was created, for agents that know "
-    "no SPOTTRAIN_CONTROL_DIR. Also set by the chart for the operator itself.",
     contract.ENV_CONTROL_DIR: "Folder with the address of the control API (`url`) and the authorities that the agent "
     "trusts there (`ca.crt`). Both follow the operator while the pod runs.",
     contract.ENV_TOKEN_FILE: "File with the token by which the agent authenticates to the operator.",
@@ -69,8 +67,8 @@ OPERATOR: Mapping[str, str] = {
     "SPOTTRAIN_CONTROL_HOST": "Address on which the operator listens. Default: 0.0.0.0.",
     "SPOTTRAIN_CONTROL_PORT": f"Port of the control API. Default: {contract.CONTROL_PORT}. The chart's value "
     "operator.port.",
-    "SPOTTRAIN_PLAIN_PORT": "Port of the control API without TLS, for agents of older releases. Default: 0, which is "
-    "none. The chart's value operator.plainPort.",
+    contract.ENV_CONTROL_URL: "Address of the control API, https://host:port. The chart sets it, also for "
+    "`helm test`.",
     "SPOTTRAIN_CERTIFICATE_FROM": "`operator`: the operator makes the certificate of the control API. `secret`: "
     "cert-manager writes it to the Secret spottrain-control-tls. Default: operator. Set by the chart's value "
     "operator.certificateIssuer.",

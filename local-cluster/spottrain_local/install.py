@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from spottrain_api.contract import CONTROL_PORT, HEALTH_PORT, METRICS_PORT, PLAIN_PORT
+from spottrain_api.contract import CONTROL_PORT, HEALTH_PORT, METRICS_PORT
 from spottrain_local.address import free_port
 from spottrain_local.binaries import Binaries, find_binaries
 from spottrain_local.cluster import Cluster
@@ -32,7 +32,6 @@ INSTALL_SECONDS = 90
 UNFINISHED = ("pending-install", "pending-upgrade", "pending-rollback")
 OPERATOR_PORTS = {
     "port": CONTROL_PORT,
-    "plainPort": PLAIN_PORT,
     "healthPort": HEALTH_PORT,
     "metricsPort": METRICS_PORT,
 }

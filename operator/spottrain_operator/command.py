@@ -57,12 +57,6 @@ def _https(_context: click.Context, option: click.Parameter, text: str) -> str:
 )
 @click.option("--port", envvar="SPOTTRAIN_CONTROL_PORT", default=CONTROL_PORT, help="Port of the control API.")
 @click.option(
-    "--plain-port",
-    envvar="SPOTTRAIN_PLAIN_PORT",
-    default=0,
-    help="Port of the control API without TLS, for agents of older releases. 0: none.",
-)
-@click.option(
     "--certificate-from",
     envvar="SPOTTRAIN_CERTIFICATE_FROM",
     type=click.Choice([each.value for each in CertificateSource]),
@@ -130,7 +124,6 @@ def _https(_context: click.Context, option: click.Parameter, text: str) -> str:
 def main(
     host: str,
     port: int,
-    plain_port: int,
     certificate_from: str,
     metrics_token_file: Path | None,
     health_port: int,
@@ -175,7 +168,6 @@ def main(
         pod_labels=pod_labels,
         host=host,
         port=port,
-        plain_port=plain_port or None,
         certificate=CertificateSource(certificate_from),
         metrics_token_file=metrics_token_file,
         limits=ClientLimits(qps=client_qps, burst=client_burst),

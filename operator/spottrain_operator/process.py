@@ -77,7 +77,6 @@ class OperatorSettings:
     - control_url: address at which agents reach the control API.
     - pod_labels: of the operator's pods, among which the leader's gets the leader's label. Empty: none gets it.
     - host, port: where the control API listens. The other ports are on the same host.
-    - plain_port: port without TLS for agents of older releases. None: they can't reach it.
     - certificate: who makes the certificate of the control API.
     - metrics_token_file: holds the token that /metrics asks for, over TLS. None: anybody may read it.
     - site: what the administrator says, for all jobs.
@@ -90,7 +89,6 @@ class OperatorSettings:
     pod_labels: Mapping[str, str] = field(default_factory=dict)
     host: str = "0.0.0.0"
     port: int
-    plain_port: int | None = None
     certificate: CertificateSource = CertificateSource.OPERATOR
     health_port: int = HEALTH_PORT
     metrics_port: int = METRICS_PORT
@@ -131,7 +129,6 @@ class Operator:
         )
         self._tracer = ChangeTracer(processor_from_environment())
         self._controller: Controller | None = None
-        self._control_ports: list[Port] = []
         self._listening_since: datetime | None = None
         self._synced = asyncio.Event()
         self._certificates = CertificateKeeper(
@@ -145,12 +142,7 @@ class Operator:
 
     def _control(self) -> ControlAddress:
         """What new pods are given now."""
-        settings = self._settings
-        return ControlAddress(
-            url=settings.control_url,
-            ca=self._certificates.ca,
-            plain_port=settings.plain_port,
-        )
+        return ControlAddress(url=self._settings.control_url, ca=self._certificates.ca)
 
     def _trust_changed(self) -> None:
         if self._controller is not None:
@@ -168,10 +160,9 @@ class Operator:
     def _is_ready(self) -> bool:
         return self._election.is_leader and self._is_prepared()
 
-    def _is_probed_ready(self) -> bool:
+    def _is_probed_ready(self, control: Port) -> bool:
         """Whether Kubernetes may count on this process: it leads, or can take over."""
-        answers = self._is_ready() and all(port.is_open for port in self._control_ports)
-        return answers or self._election.is_standby
+        return (self._is_ready() and control.is_open) or self._election.is_standby
 
     def _is_prepared(self) -> bool:
         """Whether passes can be made.
@@ -193,7 +184,7 @@ class Operator:
         async with AsyncExitStack() as stack:
             trimming = asyncio.create_task(keep_trimmed(), name="heap")
             stack.callback(trimming.cancel)
-            await self._serve(stack)
+            control = await self._serve(stack)
             await _first_of(stop.wait(), self._acquire())
             if stop.is_set():
                 return
@@ -205,14 +196,14 @@ class Operator:
                 comparing = asyncio.create_task(warn_of_other_definitions(self._cluster), name="CRDs")
                 stack.push_async_callback(_end, comparing)
             while self._is_prepared() and self._election.is_leader and not stop.is_set():
-                await self._act(stop, following)
+                await self._act(control, stop, following)
                 if not stop.is_set():
                     await _first_of(stop.wait(), self._election.regain(), asyncio.shield(following))
             if not self._election.is_leader and not stop.is_set():
                 raise LeadershipLostError
         logger.info("stopped")
 
-    async def _act(self, stop: asyncio.Event, following: asyncio.Task[None]) -> None:
+    async def _act(self, control: Port, stop: asyncio.Event, following: asyncio.Task[None]) -> None:
         """Make passes as long as this process leads, and its clock isn't far off.
 
         A leader that can't renew its lease stops at once, and is not ready, because another may lead. If it leads on
@@ -231,8 +222,7 @@ class Operator:
             deciding = self._first_passes(controller)
             await _first_of(stop.wait(), asyncio.shield(holding), asyncio.shield(following), deciding)
             if self._election.is_leader and not stop.is_set():
-                for port in self._control_ports:
-                    await port.open()
+                await control.open()
                 self._listening_since = self._clock()
                 far_off = self._until_clock_is_far_off()
                 await _first_of(stop.wait(), asyncio.shield(holding), asyncio.shield(following), far_off)
@@ -254,11 +244,11 @@ class Operator:
         await self._label.drop()
         await self._election.acquire()
 
-    async def _serve(self, stack: AsyncExitStack) -> None:
-        """Serve probes and metrics.
+    async def _serve(self, stack: AsyncExitStack) -> Port:
+        """Serve probes and metrics, and take the port of the control API.
 
-        The ports of the control API are taken, and closed until this process can answer agents. Otherwise each agent
-        would shake hands once a second to be refused.
+        That one is closed until this process can answer agents. Otherwise each agent would shake hands once a second
+        to be refused.
         """
         api = ControlApi(
             reviewer=self._cluster,
@@ -273,18 +263,17 @@ class Operator:
         keep_tls_buffers_small()
         keeping = asyncio.create_task(self._certificates.run(self._trust_changed), name="certificates")
         stack.callback(keeping.cancel)
-        self._control_ports.append(self._port(stack, "control API", api.application(), settings.port, tls))
-        if settings.plain_port is not None:
-            plain = self._port(stack, "control API without TLS", api.application(), settings.plain_port)
-            self._control_ports.append(plain)
+        control = self._port(stack, "control API", api.application(), settings.port, tls)
         metrics = metrics_application(self._metrics.exposition, settings.metrics_token_file)
+        probes = health_application(lambda: self._is_probed_ready(control))
         for port in (
-            self._port(stack, "probes", health_application(self._is_probed_ready), settings.health_port),
+            self._port(stack, "probes", probes, settings.health_port),
             self._port(
                 stack, "metrics", metrics, settings.metrics_port, tls if settings.metrics_token_file else None
             ),
         ):
             await port.open()
+        return control
 
     def _port(
         self,

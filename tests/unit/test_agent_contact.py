@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,9 +18,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from control_folder import control_folder
 from spottrain_agent import contact, report_rhythm
 from spottrain_agent.control_client import ControlClient
-from spottrain_agent.routes import OLDER_REPORT_SECONDS
+from spottrain_agent.routes import DEFAULT_REPORT_SECONDS
 from spottrain_api.contract import PATH_ASSIGNMENT, PATH_REPORT, REPORT_SECONDS_HEADER, AgentReport
 
 REPORT = AgentReport(pod="gpt-1", pod_uid="u", rendezvous_port=1, sent_at=datetime(2026, 1, 1, tzinfo=UTC))
@@ -54,19 +56,19 @@ class Operator:
 
 
 @pytest.fixture
-async def operator() -> AsyncIterator[Operator]:
+async def operator(tmp_path: Path) -> AsyncIterator[Operator]:
     fake = Operator()
     application = web.Application()
     application.router.add_post(PATH_REPORT, fake.report)
     application.router.add_get(PATH_ASSIGNMENT, fake.assignment)
     async with TestServer(application) as server, aiohttp.ClientSession() as session:
-        fake.client = ControlClient(session, str(server.make_url("")).rstrip("/"), None)
+        fake.client = ControlClient(session, control_folder(tmp_path, server.make_url("")), None)
         yield fake
 
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [("30", 30.0), ("0.5", 0.5), (None, OLDER_REPORT_SECONDS), ("soon", OLDER_REPORT_SECONDS), ("0", 1.0)],
+    [("30", 30.0), ("0.5", 0.5), (None, DEFAULT_REPORT_SECONDS), ("soon", DEFAULT_REPORT_SECONDS), ("0", 1.0)],
     ids=str,
 )
 async def test_the_operator_says_how_seldom_it_wants_reports(

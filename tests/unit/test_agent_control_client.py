@@ -10,12 +10,14 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from control_folder import control_folder
 from spottrain_agent import routes
 from spottrain_agent.control_address import ControlAddress
 from spottrain_agent.control_client import HELD_SECONDS, MAX_SAY_AGAIN_SECONDS, ControlClient, Outage
@@ -40,6 +42,7 @@ class Operator:
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
     polls: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     url: str = ""
+    folder: Path = field(init=False)
     client: ControlClient = field(init=False)
 
     async def report(self, _: web.Request) -> web.Response:
@@ -56,7 +59,7 @@ class Operator:
 
 
 @pytest.fixture
-async def operator(caplog: pytest.LogCaptureFixture) -> AsyncIterator[Operator]:
+async def operator(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Operator]:
     caplog.set_level(logging.INFO, "spottrain_agent")
     fake = Operator()
     application = web.Application()
@@ -64,7 +67,8 @@ async def operator(caplog: pytest.LogCaptureFixture) -> AsyncIterator[Operator]:
     application.router.add_get(PATH_ASSIGNMENT, fake.assignment)
     async with TestServer(application) as server, aiohttp.ClientSession() as session:
         fake.url = str(server.make_url("")).rstrip("/")
-        fake.client = ControlClient(session, fake.url, None, clock=lambda: fake.clock)
+        fake.folder = control_folder(tmp_path, fake.url)
+        fake.client = ControlClient(session, fake.folder, None, clock=lambda: fake.clock)
         yield fake
 
 
@@ -134,7 +138,7 @@ async def test_a_slow_operator_gets_more_time_with_each_report(
     monkeypatch.setattr(routes, "FIRST_REPORT_SECONDS", 0.01)
     operator.status, operator.seconds = 200, 1.0
     async with aiohttp.ClientSession() as session:
-        route = DirectRoute(session, ControlAddress(operator.url), None)
+        route = DirectRoute(session, ControlAddress(operator.folder), None)
         for _ in range(6):  # 0.32 s at last
             with pytest.raises(TimeoutError):
                 await route.report(REPORT)
@@ -174,11 +178,11 @@ def test_the_intervals_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     assert told_at == list(range(48))
 
 
-async def test_an_operator_that_refuses_does_not_seem_to_restart(operator: Operator) -> None:
+async def test_an_operator_that_refuses_does_not_seem_to_restart(operator: Operator, tmp_path: Path) -> None:
     with bind("127.0.0.1") as deaf:
         address = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         async with aiohttp.ClientSession() as session:
-            restarting = ControlClient(session, address, None)
+            restarting = ControlClient(session, control_folder(tmp_path / "deaf", address), None)
             assert not await restarting.send_report(REPORT)
             assert restarting.operator_restarts
     answers = ((503, True), (413, False), (503, True), (401, False), (503, True), (200, False))

@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from control_api_setup import JOB, NOW, POD, Setup, running, served, until
+from control_folder import control_folder
 from spottrain_agent import relay as relay_module
 from spottrain_agent import report_rhythm
 from spottrain_agent.contact import Contact
@@ -112,8 +113,8 @@ async def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
             session = await stack.enter_async_context(aiohttp.ClientSession())
             token = tmp_path / pod.uid
             token.write_text(setup.tokens[pod.uid])
-            url = str(setup.client.make_url("")).rstrip("/")
-            member = Member(pod, ControlClient(session, url, token, pod_uid=pod.uid))
+            control = control_folder(tmp_path / "control", setup.client.make_url(""))
+            member = Member(pod, ControlClient(session, control, token, pod_uid=pod.uid))
             stack.push_async_callback(member.stop)
             members.append(member)
         world = Job(setup, members)

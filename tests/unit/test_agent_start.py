@@ -13,6 +13,7 @@ import pytest
 
 import lone_member
 from control_api_setup import until
+from control_folder import control_folder
 from spottrain_agent import agent as agent_module
 from spottrain_agent.agent import Agent
 from spottrain_agent.generation_run import GenerationRun
@@ -85,7 +86,7 @@ def run_agent(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
-        "SPOTTRAIN_CONTROL_URL": "http://127.0.0.1:9",
+        "SPOTTRAIN_CONTROL_DIR": str(control_folder(folder / "control", "http://127.0.0.1:9")),
         "SPOTTRAIN_POD_NAME": "a-0",
         "SPOTTRAIN_POD_UID": "u",
         "SPOTTRAIN_POD_IP": "127.0.0.1",

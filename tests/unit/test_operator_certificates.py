@@ -20,6 +20,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from control_folder import control_folder
 from memory_cluster import MemoryCluster
 from spottrain_agent.control_client import ControlClient
 from spottrain_api.contract import (
@@ -189,7 +190,7 @@ async def test_agents_are_given_the_certificates_of_a_bundle_without_its_comment
 
 
 class Denying(MemoryCluster):
-    """The chart is older than the operator: it grants nothing on the Secret."""
+    """The operator has no right on the Secret."""
 
     async def read_secret(self, namespace: str, name: str) -> Manifest | None:
         raise ForbiddenError("secrets is forbidden")
@@ -221,8 +222,7 @@ class Served:
 
     def tell(self) -> None:
         """As the kubelet does, after the operator has annotated the pod."""
-        (self.folder / FILE_CONTROL_URL).write_text(self.url)
-        (self.folder / FILE_CONTROL_CA).write_text(self.keeper.ca)
+        control_folder(self.folder, self.url, self.keeper.ca)
 
 
 async def accepted(_: web.Request) -> web.Response:
@@ -251,7 +251,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     keeper = Keeping().keeper()
     await keeper.refresh()
     async with serving(keeper) as url, aiohttp.ClientSession() as session:
-        client = ControlClient(session, "http://127.0.0.1:9", None, folder=tmp_path)
+        client = ControlClient(session, tmp_path, None)
         found = Served(keeper=keeper, folder=tmp_path, client=client, url=url)
         found.tell()
         yield found
@@ -270,22 +270,22 @@ async def test_an_agent_verifies_the_operator(served: Served, caplog: pytest.Log
     (served.folder / FILE_CONTROL_CA).write_text("")
     assert not await served.client.send_report(REPORT), "the authorities of the image are others"
     (served.folder / FILE_CONTROL_CA).write_text(f"# Főtanúsítvány\n{served.keeper.ca}", encoding="utf-8")
-    assert not await served.client.send_report(REPORT), "an older operator passes comments on"
+    assert not await served.client.send_report(REPORT), "authorities are ASCII"
     served.tell()
     assert await served.client.send_report(REPORT)
 
 
-async def test_an_agent_never_falls_back_to_a_wire_without_tls(served: Served) -> None:
-    async with serving(served.keeper, tls=False) as plain, aiohttp.ClientSession() as session:
-        client = ControlClient(session, plain, None, folder=served.folder)
-        (served.folder / FILE_CONTROL_URL).write_text("https://127.0.0.1:9")
-        assert not await client.send_report(REPORT)
-        (served.folder / FILE_CONTROL_URL).write_text("")
-        assert not await client.send_report(REPORT)
-        (served.folder / FILE_CONTROL_URL).unlink()
-        assert not await client.send_report(REPORT)
-        of_an_older_operator = ControlClient(session, plain, None)
-        assert await of_an_older_operator.send_report(REPORT)
+async def test_an_agent_knows_no_address_but_that_of_its_files(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    (served.folder / FILE_CONTROL_URL).write_text("")
+    assert not await served.client.send_report(REPORT)
+    assert "The operator at an unknown address does not answer" in caplog.text
+    assert "url is empty: the annotation of this pod is gone" in caplog.text
+    (served.folder / FILE_CONTROL_URL).unlink()
+    assert not await served.client.send_report(REPORT)
+    served.tell()
+    assert await served.client.send_report(REPORT)
 
 
 async def test_a_running_agent_follows_the_operator_to_another_port_scheme_and_authority(served: Served) -> None:
@@ -302,7 +302,7 @@ async def test_a_running_agent_follows_the_operator_to_another_port_scheme_and_a
         assert await served.client.send_report(REPORT)
 
 
-async def test_a_rotation_cuts_nobody_off(tmp_path: Path) -> None:
+async def test_a_rotation_cuts_nobody_off() -> None:
     """The agent's file lags behind the operator's by most of the overlap."""
     keeping = Keeping()
     keeper = keeping.keeper()
@@ -315,8 +315,6 @@ async def test_a_rotation_cuts_nobody_off(tmp_path: Path) -> None:
             await keeper.refresh()
             if keeper.ca != lagging:
                 changes.append(keeper.ca)
-            (tmp_path / FILE_CONTROL_URL).write_text(url)
-            (tmp_path / FILE_CONTROL_CA).write_text(lagging)
             trust = ssl.create_default_context(cadata=lagging)
             # The certificate is of a time to come; what matters is who signed it.
             trust.verify_flags |= 0x200000  # X509_V_FLAG_NO_CHECK_TIME

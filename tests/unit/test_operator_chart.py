@@ -143,18 +143,6 @@ def test_containers_are_restricted(rendered: list[dict[str, Any]], kind: str) ->
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(("values", "port"), [((), 0), (("--set", "operator.plainPort=8080"), 8080)])
-def test_a_port_without_tls_is_open_only_if_it_is_asked_for(values: tuple[str, ...], port: int) -> None:
-    given = render(*values)
-    [container] = one(given, "Deployment")["spec"]["template"]["spec"]["containers"]
-    env = {each["name"]: each for each in container["env"]}
-    assert env["SPOTTRAIN_PLAIN_PORT"]["value"] == str(port)
-    open_ports = {CONTROL_PORT, port} - {0}
-    assert {each["port"] for each in one(given, "Service")["spec"]["ports"]} == open_ports
-    assert open_ports == {each["containerPort"] for each in container["ports"]} - {HEALTH_PORT, METRICS_PORT}
-
-
-@pytest.mark.cluster
 def test_the_operator_is_told_the_address_of_its_service(rendered: list[dict[str, Any]]) -> None:
     service = one(rendered, "Service")
     deployment = one(rendered, "Deployment")
@@ -163,6 +151,7 @@ def test_the_operator_is_told_the_address_of_its_service(rendered: list[dict[str
     name = service["metadata"]["name"]
     assert env[ENV_CONTROL_URL]["value"] == f"https://{name}.spottrain-system.svc:{CONTROL_PORT}"
     assert [each["port"] for each in service["spec"]["ports"]] == [CONTROL_PORT]
+    assert {each["containerPort"] for each in container["ports"]} == {CONTROL_PORT, HEALTH_PORT, METRICS_PORT}
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     selector = service["spec"]["selector"]
     assert selector.pop(LABEL_LEADER) == "true"

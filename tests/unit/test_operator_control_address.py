@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator_world import KEY, CrashingCluster, World, job
-from spottrain_api.contract import ANNOTATION_CONTROL_CA, ANNOTATION_CONTROL_URL, ENV_CONTROL_DIR, ENV_CONTROL_URL
+from spottrain_api.contract import ANNOTATION_CONTROL_CA, ANNOTATION_CONTROL_URL
 from spottrain_operator.cluster.client import ForbiddenError
 from spottrain_operator.cluster.control_address import ControlAddress
 
@@ -56,13 +56,12 @@ async def test_a_job_of_a_newer_release_hears_of_it_too() -> None:
     assert addresses(world) == {("https://control:9443", "OLD\nNEW")}
 
 
-async def test_pods_without_the_files_keep_the_plain_port() -> None:
+async def test_a_pod_that_has_lost_the_annotations_gets_them_again() -> None:
     world = await started(CrashingCluster())
     for pod in world.cluster.pods.values():
         pod["metadata"]["annotations"] = {}
-    world.control = MOVED
     await world.turn()
-    assert addresses(world) == {(None, None)}
+    assert addresses(world) == {("https://control:8443", "CA")}
 
 
 class Refusing(CrashingCluster):
@@ -75,19 +74,3 @@ async def test_an_operator_that_may_not_patch_goes_on() -> None:
     world.control = MOVED
     await world.until_finished()
     assert world.num_crashes == 0
-
-
-async def test_agents_of_older_releases_get_the_plain_port_while_it_is_open() -> None:
-    for control, expected in (
-        (MOVED, "https://control:9443"),
-        (ControlAddress(url="https://control:9443", plain_port=8080), "http://control:8080"),
-        (ControlAddress(url="https://[fd00::1]:9443", plain_port=8080), "http://[fd00::1]:8080"),
-    ):
-        cluster = CrashingCluster()
-        cluster.put_job(job())
-        await World(cluster, control=control).turn()
-        for pod in cluster.pods.values():
-            env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
-            assert env[ENV_CONTROL_URL] == expected
-            assert env[ENV_CONTROL_DIR] == "/var/run/secrets/spottrain"
-            assert pod["metadata"]["annotations"][ANNOTATION_CONTROL_URL] == control.url

@@ -18,6 +18,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from control_api_setup import AUTHORIZED, EXIT, JOB, NOW, POD, TOKEN, WAIT, Setup, report, served
+from control_folder import control_folder
 from pod_tokens import pod_token
 from raw_requests import answer as raw_answer
 from spottrain_agent.control_client import ControlClient
@@ -231,7 +232,7 @@ async def test_an_agent_takes_a_drains_deadline_by_its_own_clock(setup: Setup, t
     (tmp_path / "token").write_text(TOKEN)
     heard: asyncio.Queue[Assignment] = asyncio.Queue()
     async with aiohttp.ClientSession() as session, asyncio.timeout(10):
-        control = ControlClient(session, str(setup.client.make_url("")), tmp_path / "token")
+        control = ControlClient(session, control_folder(tmp_path, setup.client.make_url("")), tmp_path / "token")
         following = asyncio.create_task(control.follow_assignments(heard.put_nowait))
         drain = (await heard.get()).drain
         assert drain is not None

@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 
 from control_api_setup import AUTHORIZED, AUTHORIZED_ANEW, JOB, NOW, POD, TOKEN, Setup, report, running, served
+from control_folder import control_folder
 from spottrain_agent.control_client import ControlClient
 from spottrain_api.contract import (
     REPORT_SECONDS_HEADER,
@@ -293,7 +294,7 @@ async def test_the_agents_log_has_the_operators_sentence(
 ) -> None:
     (tmp_path / "token").write_text(TOKEN)
     async with aiohttp.ClientSession() as session:
-        control = ControlClient(session, str(setup.client.make_url("")).rstrip("/"), tmp_path / "token")
+        control = ControlClient(session, control_folder(tmp_path, setup.client.make_url("")), tmp_path / "token")
         assert not await control.send_report(report(pod="gpt-2"))
     assert "403: this token speaks for pod gpt-1 (uid-1), the report is about gpt-2" in caplog.text
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minimal_job import MINIMAL
-from spottrain_api.contract import ENV_CONTROL_URL, CapacityType
+from spottrain_api.contract import ENV_CONTROL_DIR, CapacityType
 from spottrain_api.quantity import parse_quantity
 from spottrain_api.v1alpha1 import Network, TrainingJobSpec
 from spottrain_operator.cluster.control_address import ControlAddress
@@ -141,7 +141,7 @@ def test_containers_beside_the_trainer_are_restricted_and_get_no_token() -> None
     for container in manifest["spec"]["initContainers"]:
         assert container["securityContext"] == RESTRICTED
         assert not {mount["name"] for mount in container.get("volumeMounts", [])} & {"spottrain-token"}
-        assert ENV_CONTROL_URL not in {each["name"] for each in container.get("env", [])}
+        assert ENV_CONTROL_DIR not in {each["name"] for each in container.get("env", [])}
 
 
 def test_devices_come_by_claims_of_the_namespace() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain_api.contract import (
-    ENV_CONTROL_URL,
+    ENV_CONTROL_DIR,
     ENV_LOG_FORMAT,
     ENV_POD_UID,
     ENV_WATCHER_PORT,
@@ -106,7 +106,7 @@ def test_users_variables_come_before_the_operators_and_replace_the_defaults() ->
     manifest = pod(spec(env=[{"name": "HOME", "value": "/home/me"}, secret]))
     names = [each["name"] for each in manifest["spec"]["containers"][0]["env"]]
     assert len(names) == len(set(names))
-    assert names.index("TOKEN") < names.index(ENV_CONTROL_URL)
+    assert names.index("TOKEN") < names.index(ENV_CONTROL_DIR)
     env = env_of(manifest)
     assert env["HOME"]["value"] == "/home/me"
     assert env["TOKEN"] == secret

@@ -19,7 +19,8 @@ from benchmarks.scale.agent_host import AgentHost, HostedAgent, agent_host, num_
 from benchmarks.scale.kubelets import RunningPod
 
 from control_api_setup import JOB, POD, WAIT, Setup, running, served
-from spottrain_api.contract import FILE_CONTROL_CA, FILE_CONTROL_URL, AgentPhase, AgentReport, Assignment
+from control_folder import control_folder
+from spottrain_api.contract import AgentPhase, AgentReport, Assignment
 
 PODS = [POD, *(replace(POD, pod=f"gpt-{number}", uid=f"uid-{number}") for number in (2, 3, 4))]
 
@@ -50,11 +51,8 @@ class Hosted:
 
 @pytest.fixture
 async def hosted(tmp_path: Path) -> AsyncIterator[Hosted]:
-    address = tmp_path / "control"
-    address.mkdir()
     async with served(*PODS[1:]) as setup, AsyncExitStack() as stack:
-        (address / FILE_CONTROL_URL).write_text(str(setup.client.make_url("")))
-        (address / FILE_CONTROL_CA).write_text("")
+        address = control_folder(tmp_path / "control", setup.client.make_url(""))
         hosts = [await stack.enter_async_context(agent_host(address, tmp_path, [number])) for number in range(2)]
         agents = [
             hosts[number // 2].start_agent(

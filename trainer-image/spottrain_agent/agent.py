@@ -139,9 +139,8 @@ class Agent:
             settings = self._settings
             control = ControlClient(
                 session,
-                settings.control_url,
+                settings.control_dir,
                 settings.token_file,
-                folder=settings.control_dir,
                 pod_uid=settings.pod_uid,
             )
             loops = [

@@ -37,12 +37,9 @@ class ControlAddress:
     """Reads the files for each request.
 
     So a new port, scheme or authority needs no new pod.
-
-    Without a folder, the address is `url` for ever: an operator of an older release has made the pod.
     """
 
-    def __init__(self, url: str, folder: Path | None = None) -> None:
-        self._url = url
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._trust: tuple[str, ssl.SSLContext | bool] = ("", True)
 
@@ -54,8 +51,6 @@ class ControlAddress:
             AuthoritiesUnusableError: The authorities are not ASCII.
             OSError: A file can't be read, or the authorities can't be parsed.
         """
-        if self._folder is None:
-            return ControlEndpoint(url=self._url, trust=True)
         url = (self._folder / FILE_CONTROL_URL).read_text().strip().rstrip("/")
         if not url:
             raise AddressMissingError(

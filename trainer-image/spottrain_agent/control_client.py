@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from spottrain_agent.control_address import ControlAddress
 from spottrain_agent.routes import (
-    OLDER_REPORT_SECONDS,
+    DEFAULT_REPORT_SECONDS,
     BadReportError,
     DirectRoute,
     RefusedError,
@@ -48,6 +48,8 @@ SAY_AGAIN_SECONDS = 60.0
 MAX_SAY_AGAIN_SECONDS = 3600.0
 # A poll that has been open for so long is held: one that finds nobody, or is refused, ends sooner.
 HELD_SECONDS = 5.0
+# In messages, until the pod says where the operator is.
+UNKNOWN_ADDRESS = "an unknown address"
 TRANSIENT_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ValidationError)
 
 
@@ -149,36 +151,34 @@ class ControlClient:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        url: str,
+        folder: Path,
         token_file: Path | None,
         clock: Callable[[], float] = time.monotonic,
         *,
-        folder: Path | None = None,
         pod_uid: str = "",
     ) -> None:
         """Configure the client.
 
         Args:
             session: For the requests.
-            url: Address of the control API, if there is no `folder`.
+            folder: Holds the address of the control API, and the authorities to trust.
             token_file: Holds the token.
             clock: For the intervals of messages, and of attempts at a relay.
-            folder: Holds the address, and the authorities to trust.
             pod_uid: The agent's pod, which it names to a relay.
         """
         self._session = session
         self._pod_uid = pod_uid
         self._clock = clock
-        self._outage = Outage(url, clock)
-        self._refused = RefusedReports(url, clock)
-        self._direct = DirectRoute(session, ControlAddress(url, folder), token_file)
+        self._outage = Outage(UNKNOWN_ADDRESS, clock)
+        self._refused = RefusedReports(UNKNOWN_ADDRESS, clock)
+        self._direct = DirectRoute(session, ControlAddress(folder), token_file)
         self._route: Route = self._direct
         self._relay: RelayRoute | None = None
         self._relay_pause = MIN_WITHOUT_RELAY_SECONDS
         self._relay_at = 0.0
         self._unreachable = asyncio.Event()
         self._polling_since = clock()
-        self.report_seconds = OLDER_REPORT_SECONDS
+        self.report_seconds = DEFAULT_REPORT_SECONDS
         self.operator_restarts = False
 
     async def follow_assignments(

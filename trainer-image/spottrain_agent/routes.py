@@ -34,8 +34,8 @@ CONNECT_SECONDS = 2.0
 POLL_TIMEOUT = aiohttp.ClientTimeout(total=MAX_LONG_POLL_SECONDS + 10, sock_connect=CONNECT_SECONDS)
 # A connection without a request is closed after this time: it takes 45 KiB of the operator's memory.
 IDLE_SECONDS = 5.0
-# Longest pause between reports to an operator that names none.
-OLDER_REPORT_SECONDS = 1.0
+# Longest pause between reports until an answer names one.
+DEFAULT_REPORT_SECONDS = 1.0
 # A relay that holds a poll writes a line each second. One that writes none for longer is gone, or hangs.
 BEAT_SECONDS = 1.0
 RELAY_REPORT_TIMEOUT = aiohttp.ClientTimeout(total=3)
@@ -217,7 +217,7 @@ def _lead(response: aiohttp.ClientResponse) -> timedelta:
 def _seconds(text: str | None) -> float:
     """The pause between reports that an answer names."""
     try:
-        seconds = float(text or OLDER_REPORT_SECONDS)
+        seconds = float(text or DEFAULT_REPORT_SECONDS)
     except ValueError:
-        return OLDER_REPORT_SECONDS
-    return seconds if seconds > 0 else OLDER_REPORT_SECONDS
+        return DEFAULT_REPORT_SECONDS
+    return seconds if seconds > 0 else DEFAULT_REPORT_SECONDS

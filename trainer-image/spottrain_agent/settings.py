@@ -26,13 +26,11 @@ class InvalidEnvironment(Exception):
 class AgentSettings:
     """What the pod's environment says.
 
-    `control_dir` has the address of the control API, instead of `control_url`. Older operators do not set it.
-    `watcher_url` is None on nodes that no cloud takes back. `grace_seconds` is the pod's termination grace period:
-    the time between SIGTERM and SIGKILL.
+    `control_dir` holds the address of the control API. `watcher_url` is None on nodes that no cloud takes back.
+    `grace_seconds` is the pod's termination grace period: the time between SIGTERM and SIGKILL.
     """
 
-    control_url: str
-    control_dir: Path | None
+    control_dir: Path
     token_file: Path | None
     pod: str
     pod_uid: str
@@ -47,11 +45,9 @@ class AgentSettings:
         """Read the environment. Raises InvalidEnvironment, which names what is missing."""
         pod = _required(contract.ENV_POD_NAME)
         token_file = os.environ.get(contract.ENV_TOKEN_FILE)
-        control_dir = os.environ.get(contract.ENV_CONTROL_DIR)
         default_root = Path(tempfile.gettempdir()) / "spottrain" / pod
         return cls(
-            control_url=_required(contract.ENV_CONTROL_URL).rstrip("/"),
-            control_dir=Path(control_dir) if control_dir else None,
+            control_dir=Path(_required(contract.ENV_CONTROL_DIR)),
             token_file=Path(token_file) if token_file else None,
             pod=pod,
             pod_uid=_required(contract.ENV_POD_UID),

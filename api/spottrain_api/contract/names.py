@@ -53,8 +53,6 @@ TOKEN_AUDIENCE = "spottrain"
 
 # The control API.
 CONTROL_PORT = 8443
-# Without TLS, for agents of releases that know no other.
-PLAIN_PORT = 8080
 # The operator's ports for the kubelet's probes and for Prometheus.
 HEALTH_PORT = 8081
 METRICS_PORT = 9402
@@ -62,9 +60,9 @@ METRICS_PORT = 9402
 WATCHER_PORT = 9401
 # Long polls of either API end after this many seconds with 204.
 LONG_POLL_SECONDS = 25.0
-# Agents ask for longer polls with `?wait=`, in seconds, and older operators ignore that.
+# Agents ask for longer polls with `?wait=`, in seconds, of at most this.
 MAX_LONG_POLL_SECONDS = 240.0
-# Header of the answer to a report: how often an agent has to report while it has no news. Without it, every second.
+# Header of the answer to a report: how often an agent has to report while it has no news.
 REPORT_SECONDS_HEADER = "Spottrain-Report-Seconds"
 # As often as the operator records the progress of a job by default.
 REPORT_SECONDS = 45.0
@@ -78,8 +76,10 @@ QUERY_PEERS = "peers"
 # Header with which whoever holds replicas reports the processor time that it took to receive an object.
 PROCESSOR_SECONDS = "Spottrain-Processor-Seconds"
 
-# Environment of a trainer pod, read by the agent.
+# Address of the control API, for the operator itself and its self-check.
 ENV_CONTROL_URL = "SPOTTRAIN_CONTROL_URL"
+
+# Environment of a trainer pod, read by the agent.
 ENV_CONTROL_DIR = "SPOTTRAIN_CONTROL_DIR"
 ENV_TOKEN_FILE = "SPOTTRAIN_TOKEN_FILE"
 ENV_JOB = "SPOTTRAIN_JOB"

@@ -21,7 +21,7 @@
 
 {{- define "spottrain.checkPorts" -}}
 {{- $taken := dict }}
-{{- range $name := list "port" "plainPort" "healthPort" "metricsPort" }}
+{{- range $name := list "port" "healthPort" "metricsPort" }}
 {{- $port := index $ $name | int | toString }}
 {{- if and (hasKey $taken $port) (ne $port "0") }}
 {{- fail (printf "operator.%s and operator.%s are both %s. Choose another port for one of them." (get $taken $port) $name $port) }}

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from spottrain_api.contract import (
     ENV_CAPACITY_TYPE,
     ENV_CONTROL_DIR,
-    ENV_CONTROL_URL,
     ENV_GRACE_SECONDS,
     ENV_HOST_IP,
     ENV_JOB,
@@ -59,7 +58,6 @@ def trainer(
             spec,
             preset.env if preset is not None else {},
             {
-                ENV_CONTROL_URL: control.first_url,
                 ENV_JOB: job,
                 ENV_NAMESPACE: namespace,
                 ENV_CAPACITY_TYPE: capacity_type.value,

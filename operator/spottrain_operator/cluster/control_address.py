@@ -25,23 +25,14 @@ class ControlAddress:
     Attributes:
         url: https://host:port.
         ca: Certificates of authorities, in PEM. Empty: those that the pod's image trusts.
-        plain_port: Port without TLS for agents of older releases, if it is open.
     """
 
     url: str
     ca: str = ""
-    plain_port: int | None = None
 
     @property
     def host(self) -> str:
         return urlsplit(self.url).hostname or ""
-
-    @property
-    def first_url(self) -> str:
-        """What an agent calls that knows nothing of the annotations."""
-        if self.plain_port is None:
-            return self.url
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.plain_port}"
 
     @property
     def annotations(self) -> dict[str, str]:
@@ -63,12 +54,9 @@ CONTROL_FILES: Manifest = {
 
 
 def with_old_address(pods: Iterable[Manifest], address: ControlAddress) -> Iterator[Manifest]:
-    """The pods that run and have another address.
-
-    Pods of releases without the annotations keep theirs.
-    """
+    """The pods that run and have a different address, or none."""
     for pod in pods:
         annotations = pod["metadata"].get("annotations") or {}
         lives = pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
-        if lives and ANNOTATION_CONTROL_URL in annotations and not address.annotations.items() <= annotations.items():
+        if lives and not address.annotations.items() <= annotations.items():
             yield pod
