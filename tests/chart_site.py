@@ -19,8 +19,8 @@ from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_local.binaries import find_binaries
 from spottrain_local.install import chart_folder, find_helm
-from spottrain_operator.cluster.control_address import ControlAddress
-from spottrain_operator.cluster.pods import JobRef, build_pod
+from spottrain_operator.objects.control_address import ControlAddress
+from spottrain_operator.objects.pods import JobRef, build_pod
 
 Object = dict[str, Any]
 

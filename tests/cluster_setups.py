@@ -18,7 +18,7 @@ from pod_tokens import SigningIssuer
 from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, CapacityType
 from spottrain_api.crd import CRDS
 from spottrain_api.v1alpha1 import TrainingJobSpec
-from spottrain_operator.cluster.client import (
+from spottrain_operator.kube.client import (
     ClusterClient,
     DefinitionClient,
     JobKey,
@@ -26,10 +26,10 @@ from spottrain_operator.cluster.client import (
     PodIdentity,
     WatchClient,
 )
-from spottrain_operator.cluster.control_address import ControlAddress
-from spottrain_operator.cluster.kubernetes_client import KubernetesCluster
-from spottrain_operator.cluster.pods import JobRef, build_pod
-from spottrain_operator.cluster.watch_client import KubernetesWatch
+from spottrain_operator.kube.kubernetes_client import KubernetesCluster
+from spottrain_operator.kube.watch_client import KubernetesWatch
+from spottrain_operator.objects.control_address import ControlAddress
+from spottrain_operator.objects.pods import JobRef, build_pod
 
 
 class MemorySetup:

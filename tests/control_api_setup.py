@@ -26,11 +26,11 @@ from spottrain_api.contract import (
     Relay,
     RelayReport,
 )
-from spottrain_operator.cluster.client import ClusterError, JobKey, PodIdentity
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.core.timing import RECORD_INTERVAL
+from spottrain_operator.kube.client import ClusterError, JobKey, PodIdentity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = JobKey(namespace="team", name="gpt")

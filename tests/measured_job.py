@@ -33,8 +33,8 @@ from spottrain_api.v1alpha1 import (
     TrainingJobStatus,
     Transition,
 )
-from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import JobView, Observed, ReportView
+from spottrain_operator.kube.client import JobKey
 from spottrain_operator.metrics import Metrics
 from spottrain_watcher.metrics import Metrics as WatcherMetrics
 

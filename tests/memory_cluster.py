@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from spottrain_api import crd
 from spottrain_api.contract import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
-from spottrain_operator.cluster.client import (
+from spottrain_operator.kube.client import (
     AlreadyExistsError,
     ClusterError,
     ConflictError,
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 class MemoryCluster:
-    """All of the protocols of cluster/client.py, on dictionaries.
+    """All of the protocols of kube/client.py, on dictionaries.
 
     Tests may look into the dictionaries and change them.
     """

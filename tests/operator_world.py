@@ -22,14 +22,14 @@ from spottrain_api.contract import (
     TrainerPhase,
 )
 from spottrain_api.v1alpha1 import Network
-from spottrain_operator.cluster.client import ClusterClient, ClusterError, JobKey, Manifest, PodIdentity
-from spottrain_operator.cluster.control_address import ControlAddress
-from spottrain_operator.cluster.history import HistoryKeeper
-from spottrain_operator.cluster.isolation import Isolation
-from spottrain_operator.cluster.placement import Site
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.plan import plan
+from spottrain_operator.kube.client import ClusterClient, ClusterError, JobKey, Manifest, PodIdentity
 from spottrain_operator.metrics import Metrics
+from spottrain_operator.objects.control_address import ControlAddress
+from spottrain_operator.objects.history import HistoryKeeper
+from spottrain_operator.objects.isolation import Isolation
+from spottrain_operator.objects.placement import Site
 from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from spottrain_api.contract import TOKEN_AUDIENCE
-from spottrain_operator.cluster.client import Manifest, PodIdentity, TokenIssuer
+from spottrain_operator.kube.client import Manifest, PodIdentity, TokenIssuer
 
 
 def pod_token(pod: PodIdentity, *, audience: object = TOKEN_AUDIENCE, seconds: object = 86400, name: str = "") -> str:

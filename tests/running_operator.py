@@ -15,9 +15,9 @@ from memory_cluster import MemoryCluster
 from operator_world import KEY, job
 from pod_tokens import pod_token
 from spottrain_api.contract import TOKEN_AUDIENCE, AgentReport
-from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest, PodIdentity
-from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
-from spottrain_operator.core.scope import Scope
+from spottrain_operator.kube.client import ClusterError, JobKey, Manifest, PodIdentity
+from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
+from spottrain_operator.kube.scope import Scope
 from spottrain_operator.process import Operator, OperatorSettings
 
 SYSTEM = "system"

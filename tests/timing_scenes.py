@@ -34,13 +34,13 @@ from spottrain_api.contract import (
     WatchState,
 )
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, ProgressStatus, Transition
-from spottrain_operator.cluster.pod_events import wants_events
 from spottrain_operator.core import timing
 from spottrain_operator.core.draft import Draft
-from spottrain_operator.core.members import culprits, members_of
+from spottrain_operator.core.facts.members import culprits, members_of
+from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import CreatePod, DeletePod, Refusal
-from spottrain_operator.core.situation import Situation
-from spottrain_operator.core.transitions import open_transition
+from spottrain_operator.core.policies.transitions import open_transition
+from spottrain_operator.objects.pod_events import wants_events
 
 NOT_UP: dict[str, Any] = {"phase": "Pending", "ready": False, "ready_since": None, "container_started": False}
 ENDED_EARLY: dict[str, Any] = {**NOT_UP, "phase": "Failed", "exit_code": 1, "exit_reason": "Error"}

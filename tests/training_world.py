@@ -18,8 +18,8 @@ from spottrain_api.contract import (
     Progress,
     TrainerPhase,
 )
-from spottrain_operator.cluster.client import Manifest, PodIdentity
-from spottrain_operator.core.situation import BUSY
+from spottrain_operator.core.facts.situation import BUSY
+from spottrain_operator.kube.client import Manifest, PodIdentity
 
 TOTAL_STEPS = 100_000
 

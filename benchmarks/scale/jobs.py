@@ -7,10 +7,10 @@ from typing import Any
 
 from spottrain_api.contract import API_VERSION, KIND
 from spottrain_api.v1alpha1 import TrainingJobStatus
-from spottrain_operator.cluster.observe import job_view
-from spottrain_operator.cluster.write_back import as_written
 from spottrain_operator.core.model import Observed
 from spottrain_operator.core.plan import plan
+from spottrain_operator.objects.observe import job_view
+from spottrain_operator.objects.write_back import as_written
 
 # Of a job that has been over for an hour, the operator keeps only the phase.
 FINISHED_AGO = timedelta(hours=2)

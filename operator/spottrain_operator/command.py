@@ -24,13 +24,13 @@ from spottrain_api.contract import (
 from spottrain_api.processes import open_many_files
 from spottrain_api.v1alpha1 import Network
 from spottrain_api.wording import one_line
-from spottrain_operator.cluster.client import ClusterError
-from spottrain_operator.cluster.lease import LeaseSettings
-from spottrain_operator.cluster.limits import DEFAULT_LIMITS, ClientLimits
-from spottrain_operator.cluster.placement import Site
 from spottrain_operator.control_api.certificate_keeper import CertificateSource
-from spottrain_operator.core.scope import Scope
 from spottrain_operator.core.timing import RECORD_INTERVAL
+from spottrain_operator.kube.client import ClusterError
+from spottrain_operator.kube.lease import LeaseSettings
+from spottrain_operator.kube.limits import DEFAULT_LIMITS, ClientLimits
+from spottrain_operator.kube.scope import Scope
+from spottrain_operator.objects.placement import Site
 from spottrain_operator.options import (
     pod_labels_option,
     spot_labels_option,

@@ -22,9 +22,9 @@ from functools import partial
 from typing import Protocol
 
 from spottrain_api.logs import about
-from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
-from spottrain_operator.cluster.limits import is_urgent
 from spottrain_operator.core.timing import growing_pause
+from spottrain_operator.kube.client import ClusterError, ConflictError, JobKey
+from spottrain_operator.kube.limits import is_urgent
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from spottrain_api.contract import Member, Progress
 from spottrain_api.v1alpha1 import Phase, TrainingJobSpec, TrainingJobStatus
+from spottrain_operator.core.facts.watching import spot_watches
 from spottrain_operator.core.model import ReportView
 from spottrain_operator.core.timing import after
-from spottrain_operator.core.watching import spot_watches
 
 # Not "job", "namespace", "pod" and "node": Prometheus uses these names for the target, and its values would win.
 JOB = ("job_namespace", "job_name")

@@ -14,8 +14,8 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
-from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.job_families import JOB
+from spottrain_operator.kube.client import JobKey
 
 
 class JobHistogram(Collector):

@@ -20,12 +20,12 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from spottrain_api.v1alpha1 import TrainingJobStatus
-from spottrain_operator.cluster.client import JobKey
+from spottrain_operator.core.facts.notices import heeded_notice
 from spottrain_operator.core.model import Observed, ReportView
-from spottrain_operator.core.notices import heeded_notice
-from spottrain_operator.core.transitions import completed
+from spottrain_operator.core.policies.transitions import completed
 from spottrain_operator.job_families import JOB, JobNow
 from spottrain_operator.job_histograms import JobHistogram
+from spottrain_operator.kube.client import JobKey
 from spottrain_operator.status_metrics import JobMetrics
 
 ERROR_KINDS = ("conflict", "cluster", "internal")

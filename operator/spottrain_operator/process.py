@@ -20,22 +20,6 @@ from aiohttp import web
 
 from spottrain_api.contract import HEALTH_PORT, METRICS_PORT
 from spottrain_operator.clock import FAR_OFF, SteadyClock
-from spottrain_operator.cluster.cache import Change
-from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey, Kind, WatchClient
-from spottrain_operator.cluster.control_address import ControlAddress
-from spottrain_operator.cluster.definitions import warn_of_other_definitions
-from spottrain_operator.cluster.election_thread import ElectionThread
-from spottrain_operator.cluster.history import HistoryKeeper
-from spottrain_operator.cluster.isolation import Isolation
-from spottrain_operator.cluster.kopf_watch import KopfWatch
-from spottrain_operator.cluster.kubernetes_client import KubernetesCluster
-from spottrain_operator.cluster.leader_label import LeaderLabel
-from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
-from spottrain_operator.cluster.led_namespaces import LedNamespaces
-from spottrain_operator.cluster.limits import ClientLimits
-from spottrain_operator.cluster.placement import Site
-from spottrain_operator.cluster.watch_client import KubernetesWatch
-from spottrain_operator.cluster.watched_cluster import WatchedCluster
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.certificate_keeper import CertificateKeeper, CertificateSource
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
@@ -46,7 +30,23 @@ from spottrain_operator.controller import Controller, PassResult, Priority, Publ
 from spottrain_operator.core.plan import plan
 from spottrain_operator.core.timing import RECORD_INTERVAL
 from spottrain_operator.heap import keep_trimmed
+from spottrain_operator.kube.cache import Change
+from spottrain_operator.kube.client import ClusterError, ConflictError, JobKey, Kind, WatchClient
+from spottrain_operator.kube.election_thread import ElectionThread
+from spottrain_operator.kube.kopf_watch import KopfWatch
+from spottrain_operator.kube.kubernetes_client import KubernetesCluster
+from spottrain_operator.kube.leader_label import LeaderLabel
+from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
+from spottrain_operator.kube.led_namespaces import LedNamespaces
+from spottrain_operator.kube.limits import ClientLimits
+from spottrain_operator.kube.watch_client import KubernetesWatch
 from spottrain_operator.metrics import Metrics
+from spottrain_operator.objects.control_address import ControlAddress
+from spottrain_operator.objects.definitions import warn_of_other_definitions
+from spottrain_operator.objects.history import HistoryKeeper
+from spottrain_operator.objects.isolation import Isolation
+from spottrain_operator.objects.placement import Site
+from spottrain_operator.objects.watched_cluster import WatchedCluster
 from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer, processor_from_environment
 from spottrain_operator.wakes import first_wakes, wakes

@@ -37,29 +37,6 @@ from spottrain_api.v1alpha1 import (
     Phase,
     TrainingJobStatus,
 )
-from spottrain_operator.cluster.apply import apply
-from spottrain_operator.cluster.claims import RivalFinder
-from spottrain_operator.cluster.client import ClusterClient, JobKey, Manifest, RefusedError
-from spottrain_operator.cluster.control_address import ControlAddress, with_old_address
-from spottrain_operator.cluster.events import EventRecorder
-from spottrain_operator.cluster.history import HistoryKeeper
-from spottrain_operator.cluster.isolation import Isolation
-from spottrain_operator.cluster.kept_away import kept_away
-from spottrain_operator.cluster.observe import (
-    NotUnderstoodError,
-    job_status,
-    job_view,
-    node_view,
-    orphans_pods,
-    owned_by,
-    pod_view,
-    refusal,
-)
-from spottrain_operator.cluster.placement import DEFAULT_SITE, Site
-from spottrain_operator.cluster.pod_events import PodEvents
-from spottrain_operator.cluster.pods import template_hash
-from spottrain_operator.cluster.retries import Retries
-from spottrain_operator.cluster.write_back import as_written, with_condition
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.controller import PassResult, Published
 from spottrain_operator.core.assignments import assignments_for, relays_for
@@ -74,9 +51,32 @@ from spottrain_operator.core.model import (
     PodView,
     Refusal,
 )
+from spottrain_operator.core.policies.understanding import sentence
 from spottrain_operator.core.timing import RECORD_INTERVAL
-from spottrain_operator.core.understanding import sentence
+from spottrain_operator.kube.client import ClusterClient, JobKey, Manifest, RefusedError
+from spottrain_operator.kube.retries import Retries
 from spottrain_operator.metrics import Metrics
+from spottrain_operator.objects.apply import apply
+from spottrain_operator.objects.claims import RivalFinder
+from spottrain_operator.objects.control_address import ControlAddress, with_old_address
+from spottrain_operator.objects.events import EventRecorder
+from spottrain_operator.objects.history import HistoryKeeper
+from spottrain_operator.objects.isolation import Isolation
+from spottrain_operator.objects.kept_away import kept_away
+from spottrain_operator.objects.observe import (
+    NotUnderstoodError,
+    job_status,
+    job_view,
+    node_view,
+    orphans_pods,
+    owned_by,
+    pod_view,
+    refusal,
+)
+from spottrain_operator.objects.placement import DEFAULT_SITE, Site
+from spottrain_operator.objects.pod_events import PodEvents
+from spottrain_operator.objects.pods import template_hash
+from spottrain_operator.objects.write_back import as_written, with_condition
 from spottrain_operator.tracing import ChangeTracer
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from itertools import product
 from spottrain_api import crd
 from spottrain_api.contract import GROUP, PLURAL
 from spottrain_api.history import HISTORY_PLURAL
-from spottrain_operator.cluster.lease import LEASE_NAME
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
+from spottrain_operator.kube.lease import LEASE_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

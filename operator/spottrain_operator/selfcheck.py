@@ -21,12 +21,12 @@ import kopf
 
 from spottrain_api import crd
 from spottrain_api.contract import ENV_CONTROL_URL, SPOT_LABELS, VERSION
-from spottrain_operator.cluster.api_server import JSON, connection_info
-from spottrain_operator.cluster.client import ClusterError, Manifest
-from spottrain_operator.cluster.definitions import crd_problem
-from spottrain_operator.cluster.kubernetes_client import DEFINITIONS, NODES, PODS, SECRETS, path_of
-from spottrain_operator.cluster.placement import fits
 from spottrain_operator.control_api.certificate_keeper import CA, SECRET_NAME, ca_of, decoded
+from spottrain_operator.kube.api_server import JSON, connection_info
+from spottrain_operator.kube.client import ClusterError, Manifest
+from spottrain_operator.kube.kubernetes_client import DEFINITIONS, NODES, PODS, SECRETS, path_of
+from spottrain_operator.objects.definitions import crd_problem
+from spottrain_operator.objects.placement import fits
 from spottrain_operator.options import spot_labels_option, watch_namespaces_option
 from spottrain_operator.rights import RIGHTS, asked, questions
 

@@ -20,10 +20,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from spottrain_api.v1alpha1 import TrainingJobStatus, Transition
-from spottrain_operator.cluster.client import JobKey
+from spottrain_operator.core.facts.notices import heeded_notice
 from spottrain_operator.core.model import Observed
-from spottrain_operator.core.notices import heeded_notice
-from spottrain_operator.core.transitions import completed
+from spottrain_operator.core.policies.transitions import completed
+from spottrain_operator.kube.client import JobKey
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider

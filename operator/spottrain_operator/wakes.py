@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from spottrain_api.contract import ANNOTATION_NOTICE
 from spottrain_api.v1alpha1 import FINISHED_PHASES
-from spottrain_operator.cluster.cache import Change
-from spottrain_operator.cluster.client import JobKey, Kind, Manifest
-from spottrain_operator.cluster.watched_cluster import job_of
 from spottrain_operator.controller import Priority
-from spottrain_operator.core.notices import DOOMING_TAINTS
+from spottrain_operator.core.facts.notices import DOOMING_TAINTS
+from spottrain_operator.kube.cache import Change
+from spottrain_operator.kube.client import JobKey, Kind, Manifest
+from spottrain_operator.objects.watched_cluster import job_of
 
 
 def wakes(kind: Kind, change: Change, jobs_on: Callable[[str], set[JobKey]]) -> Iterator[tuple[JobKey, Priority]]:

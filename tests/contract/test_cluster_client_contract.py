@@ -16,15 +16,15 @@ from minimal_job import MINIMAL
 from spottrain_api import crd
 from spottrain_api.contract import ANNOTATION_POOL, API_VERSION, LABEL_JOB, LABEL_JOB_UID, TOKEN_AUDIENCE
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND
-from spottrain_operator.cluster.client import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
-from spottrain_operator.cluster.definitions import crd_problem
-from spottrain_operator.cluster.events import EventRecorder
-from spottrain_operator.cluster.isolation import network_policy
 from spottrain_operator.control_api.agents import ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.tokens import NotOurPodError, TokenGate
 from spottrain_operator.core.model import Event
-from spottrain_operator.core.protection import PROTECTION
+from spottrain_operator.core.policies.protection import PROTECTION
+from spottrain_operator.kube.client import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
+from spottrain_operator.objects.definitions import crd_problem
+from spottrain_operator.objects.events import EventRecorder
+from spottrain_operator.objects.isolation import network_policy
 
 
 async def test_what_is_not_there_is_none(setup: Setup) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from cluster_setups import MemorySetup, Setup, pod_of, pods_of
 from spottrain_api.contract import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
-from spottrain_operator.cluster.client import ExpiredError, Kind, Listing, Manifest, WatchEvent, is_gone
+from spottrain_operator.kube.client import ExpiredError, Kind, Listing, Manifest, WatchEvent, is_gone
 
 
 async def events_of(setup: Setup, kind: Kind, version: int, names: set[str]) -> list[tuple[str, bool]]:

@@ -35,7 +35,7 @@ from spottrain_operator.core.model import (
     ReportView,
 )
 from spottrain_operator.core.plan import plan
-from spottrain_operator.core.protection import PROTECTION
+from spottrain_operator.core.policies.protection import PROTECTION
 
 
 def _spec(max_prewarmed: int) -> TrainingJobSpec:

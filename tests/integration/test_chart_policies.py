@@ -25,7 +25,7 @@ from spottrain_api.contract import (
     LABEL_LEADER,
     TAINT_PREEMPTION,
 )
-from spottrain_operator.cluster.lease import LEASE_NAME
+from spottrain_operator.kube.lease import LEASE_NAME
 
 pytestmark = pytest.mark.cluster
 

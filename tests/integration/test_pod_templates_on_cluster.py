@@ -23,8 +23,8 @@ from minimal_job import MINIMAL
 from spottrain_api.contract import CapacityType
 from spottrain_api.crd import CRD_FILE
 from spottrain_api.v1alpha1 import TrainingJobSpec
-from spottrain_operator.cluster.control_address import ControlAddress
-from spottrain_operator.cluster.pods import JobRef, build_pod
+from spottrain_operator.objects.control_address import ControlAddress
+from spottrain_operator.objects.pods import JobRef, build_pod
 
 pytestmark = pytest.mark.cluster
 

@@ -31,7 +31,7 @@ from spottrain_api.contract import (
     Relay,
     RelayAssignment,
 )
-from spottrain_operator.cluster.client import PodIdentity
+from spottrain_operator.kube.client import PodIdentity
 
 PODS = [POD, replace(POD, pod="gpt-2", uid="uid-2"), replace(POD, pod="gpt-3", uid="uid-3")]
 UIDS = frozenset(pod.uid for pod in PODS)

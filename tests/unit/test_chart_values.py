@@ -15,8 +15,8 @@ from docs.reference_pages import chart, chart_schema
 from spottrain_api.contract import CapacityType
 from spottrain_local.binaries import find_binaries
 from spottrain_local.install import find_helm
-from spottrain_operator.cluster.placement import TERMS
 from spottrain_operator.command import main
+from spottrain_operator.objects.placement import TERMS
 
 CHART = chart.FILE.parent
 SCHEMA: dict[str, Any] = json.loads(chart_schema.FILE.read_text())

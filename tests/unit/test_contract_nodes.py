@@ -9,8 +9,8 @@ import pytest
 
 from scene import NOW, training_job
 from spottrain_api.contract import LABEL_SHUTDOWN_GRACE, TAINTS, NoticeKind, TaintMeaning, shutdown_grace_seconds
-from spottrain_operator.cluster.observe import node_view, pod_view
 from spottrain_operator.core.timing import UNKNOWN_LEAD
+from spottrain_operator.objects.observe import node_view, pod_view
 from spottrain_watcher.kubernetes_signals import node_notices, pod_notices
 from spottrain_watcher.node_marker import desired_change
 

@@ -15,7 +15,7 @@ from scene import NOW, Scene, at, pod, training_job, waiting_job
 from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import Condition, Phase
 from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway
-from spottrain_operator.core.scheduling import UNSEEN
+from spottrain_operator.core.words.scheduling import UNSEEN
 
 FULL = "0/7 nodes are available: 4 node(s) didn't match pod anti-affinity rules."
 NO_SPOT = "0/7 nodes are available: 7 node(s) didn't match Pod's node affinity/selector."

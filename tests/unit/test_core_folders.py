@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spottrain_api.v1alpha1 import TrainingJobSpec
-from spottrain_operator.core.folders import folder_of
+from spottrain_operator.core.facts.folders import folder_of
 from spottrain_operator.core.model import JobView
 
 URI, FILE = "s3://bucket/run", "file:///checkpoints/run"

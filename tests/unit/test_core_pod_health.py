@@ -13,8 +13,8 @@ import pytest
 from scene import NOW, Change, Scene, at, pod, training_job, waiting_job
 from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import Condition, Phase
-from spottrain_operator.cluster.observe import pod_view
 from spottrain_operator.core.model import PodView
+from spottrain_operator.objects.observe import pod_view
 
 NO_SECRET = 'secret "keys" not found'
 NOT_UP = {"phase": "Pending", "ready": False, "ready_since": None, "container_started": False}

@@ -13,11 +13,11 @@ import pytest
 from scene import NOW, Scene, at, pod, training_job, waiting_job
 from simulation import spec_of
 from spottrain_api.contract import ANNOTATION_POOL_HASH, CapacityType
-from spottrain_operator.cluster.control_address import ControlAddress
-from spottrain_operator.cluster.observe import pod_view
-from spottrain_operator.cluster.pods import JobRef, build_pod
-from spottrain_operator.cluster.trimmed import trimmed_pod
 from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway, PodView, Refusal
+from spottrain_operator.objects.control_address import ControlAddress
+from spottrain_operator.objects.observe import pod_view
+from spottrain_operator.objects.pods import JobRef, build_pod
+from spottrain_operator.objects.trimmed import trimmed_pod
 
 LABELS = {"team": "a"}
 FAST: dict[str, Any] = {"name": "fast", "capacityType": "spot", "provider": "custom", "nodeSelector": LABELS}

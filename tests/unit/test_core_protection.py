@@ -11,7 +11,7 @@ import pytest
 
 from scene import ENDED, NOW, Change, Scene, notice, pod, training_job, waiting_job
 from spottrain_operator.core.model import AnnotatePod
-from spottrain_operator.core.protection import PROTECTION
+from spottrain_operator.core.policies.protection import PROTECTION
 from spottrain_operator.core.timing import NOTICE_EXPIRY
 
 KARPENTER, AUTOSCALER = "karpenter.sh/do-not-disrupt", "cluster-autoscaler.kubernetes.io/safe-to-evict"

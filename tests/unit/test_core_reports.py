@@ -39,7 +39,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import Checkpoint, GenerationState, TimeStatus, TrainingJobSpec, Transition
 from spottrain_operator.core.assignments import assignment_for
-from spottrain_operator.core.situation import Situation
+from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.timing import CULPRIT_GRACE, MAX_TRANSITIONS
 
 

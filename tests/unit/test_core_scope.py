@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spottrain_operator.core.scope import Scope
+from spottrain_operator.kube.scope import Scope
 
 ALL = Scope()
 

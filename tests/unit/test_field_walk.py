@@ -20,8 +20,8 @@ from operator_world import KEY, CrashingCluster
 from spottrain_api.contract import LABEL_TEMPLATE_HASH
 from spottrain_api.tolerant import dotted
 from spottrain_api.v1alpha1 import Network, TrainingSettings
-from spottrain_operator.cluster.observe import job_view
-from spottrain_operator.cluster.pods import template_hash
+from spottrain_operator.objects.observe import job_view
+from spottrain_operator.objects.pods import template_hash
 from training_world import TrainingWorld
 
 pytestmark = pytest.mark.no_cover

@@ -29,8 +29,8 @@ from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus, too_large
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import job_view
 from spottrain_cli.report import html_report
-from spottrain_operator.cluster.client import InvalidObjectError, Manifest
-from spottrain_operator.cluster.json_text import parsed
+from spottrain_operator.kube.client import InvalidObjectError, Manifest
+from spottrain_operator.kube.json_text import parsed
 
 # A status is read by every watcher of jobs.
 MOST_OF_STATUS = 10_000

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from spottrain_operator.cluster.api_server import NotFoundError, refusal
-from spottrain_operator.cluster.client import (
+from spottrain_operator.kube.api_server import NotFoundError, refusal
+from spottrain_operator.kube.client import (
     AlreadyExistsError,
     ClusterError,
     ConflictError,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from spottrain_operator.cluster.cache import Change, ObjectCache
-from spottrain_operator.cluster.client import Listing, Manifest, WatchEvent
+from spottrain_operator.kube.cache import Change, ObjectCache
+from spottrain_operator.kube.client import Listing, Manifest, WatchEvent
 
 KEY = ("team", "gpt-1")
 

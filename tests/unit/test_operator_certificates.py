@@ -32,7 +32,6 @@ from spottrain_api.contract import (
     Assignment,
     AssignmentAction,
 )
-from spottrain_operator.cluster.client import ForbiddenError, Manifest
 from spottrain_operator.control_api.certificate_keeper import (
     SECRET_NAME,
     CertificateKeeper,
@@ -52,6 +51,7 @@ from spottrain_operator.control_api.certificates import (
     rotated,
 )
 from spottrain_operator.control_api.observability import metrics_application
+from spottrain_operator.kube.client import ForbiddenError, Manifest
 
 NAMESPACE = "spottrain-system"
 KEY = (NAMESPACE, SECRET_NAME)

@@ -30,11 +30,11 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import TrainingJobSpec
 from spottrain_local.binaries import find_binaries
-from spottrain_operator.cluster.lease import LeaseSettings
-from spottrain_operator.cluster.placement import TERMS, Site, node_affinity
 from spottrain_operator.command import main
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
-from spottrain_operator.core.scope import Scope
+from spottrain_operator.kube.lease import LeaseSettings
+from spottrain_operator.kube.scope import Scope
+from spottrain_operator.objects.placement import TERMS, Site, node_affinity
 from spottrain_operator.rights import RIGHTS, Right
 from spottrain_operator.selfcheck import main as selfcheck
 

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from memory_cluster import MemoryCluster
-from spottrain_operator.cluster.claims import FolderClaims, RivalFinder
-from spottrain_operator.cluster.client import JobKey, Manifest
-from spottrain_operator.cluster.control_address import ControlAddress
-from spottrain_operator.cluster.history import HistoryKeeper
-from spottrain_operator.cluster.observe import job_view
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
-from spottrain_operator.core.folders import folder_of
+from spottrain_operator.core.facts.folders import folder_of
 from spottrain_operator.core.model import Rival
 from spottrain_operator.core.plan import plan
+from spottrain_operator.kube.client import JobKey, Manifest
 from spottrain_operator.metrics import Metrics
+from spottrain_operator.objects.claims import FolderClaims, RivalFinder
+from spottrain_operator.objects.control_address import ControlAddress
+from spottrain_operator.objects.history import HistoryKeeper
+from spottrain_operator.objects.observe import job_view
 from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer
 

@@ -24,7 +24,6 @@ from jwt.algorithms import ECAlgorithm
 from memory_cluster import MemoryCluster
 from pod_tokens import SigningIssuer
 from spottrain_api.contract import TOKEN_AUDIENCE
-from spottrain_operator.cluster.client import PodIdentity, TokenIssuer
 from spottrain_operator.control_api.cluster_keys import (
     KEYS_SECONDS,
     LEEWAY_SECONDS,
@@ -34,6 +33,7 @@ from spottrain_operator.control_api.cluster_keys import (
     UndecidedError,
     keys_of,
 )
+from spottrain_operator.kube.client import PodIdentity, TokenIssuer
 
 POD = PodIdentity(namespace="team", pod="gpt-1", uid="uid-1")
 ANOTHER = PodIdentity(namespace="team", pod="gpt-2", uid="uid-2")

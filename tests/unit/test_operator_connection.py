@@ -14,8 +14,8 @@ import yaml
 from aiohttp import web
 from aiohttp.test_utils import BaseTestServer, RawTestServer, TestServer
 
-from spottrain_operator.cluster.api_server import ApiServer, connection_info
-from spottrain_operator.cluster.client import ClusterError
+from spottrain_operator.kube.api_server import ApiServer, connection_info
+from spottrain_operator.kube.client import ClusterError
 
 TIMEOUT = aiohttp.ClientTimeout(total=20)
 

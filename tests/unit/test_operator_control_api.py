@@ -23,10 +23,10 @@ from pod_tokens import pod_token
 from raw_requests import answer as raw_answer
 from spottrain_agent.control_client import ControlClient
 from spottrain_api.contract import TOKEN_AUDIENCE, Assignment, AssignmentAction, DrainRequest, clock_offset
-from spottrain_operator.cluster.client import PodIdentity
 from spottrain_operator.control_api.agents import DEAD_BEFORE_CLOSED_SECONDS, ReportBox
 from spottrain_operator.control_api.observability import metrics_application
 from spottrain_operator.control_api.server import REFUSALS_BURST
+from spottrain_operator.kube.client import PodIdentity
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
-from spottrain_operator.cluster.client import ClusterError, ConflictError, JobKey
 from spottrain_operator.controller import (
     BACKOFF_MAX_SECONDS,
     Controller,
@@ -19,6 +18,7 @@ from spottrain_operator.controller import (
     Published,
     backoff_seconds,
 )
+from spottrain_operator.kube.client import ClusterError, ConflictError, JobKey
 
 A = JobKey(namespace="team", name="a")
 B = JobKey(namespace="team", name="b")

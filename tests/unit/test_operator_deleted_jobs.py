@@ -8,7 +8,7 @@ import pytest
 
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract import AssignmentAction
-from spottrain_operator.cluster.client import JobKey
+from spottrain_operator.kube.client import JobKey
 
 
 async def test_a_job_that_is_gone_takes_its_pods_and_metrics_along() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from memory_cluster import MemoryCluster
-from spottrain_operator.cluster.client import ClusterError, Manifest
-from spottrain_operator.cluster.events import EventRecorder
 from spottrain_operator.core.model import Event
+from spottrain_operator.kube.client import ClusterError, Manifest
+from spottrain_operator.objects.events import EventRecorder
 
 JOB = {"metadata": {"namespace": "default", "name": "gpt", "uid": "u"}}
 

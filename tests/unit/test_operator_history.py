@@ -14,8 +14,8 @@ import pytest
 from memory_cluster import MemoryCluster
 from spottrain_api.history import HISTORY_FIELD, MAX_POINTS, HistoryPoint
 from spottrain_api.v1alpha1 import Phase, ProgressStatus, TrainingJobStatus
-from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest
-from spottrain_operator.cluster.history import HistoryKeeper
+from spottrain_operator.kube.client import ClusterError, JobKey, Manifest
+from spottrain_operator.objects.history import HistoryKeeper
 
 KEY = JobKey(namespace="team", name="gpt")
 NOW = datetime(2026, 1, 1, 0, 0, 0, 600, tzinfo=UTC)

@@ -6,7 +6,7 @@ import pytest
 
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract import LABEL_JOB_UID
-from spottrain_operator.cluster.client import ForbiddenError, Manifest
+from spottrain_operator.kube.client import ForbiddenError, Manifest
 
 
 class Forbidding(CrashingCluster):

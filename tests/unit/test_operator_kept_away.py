@@ -10,10 +10,10 @@ import pytest
 from scene import notice, pod
 from simulation import spec_of
 from spottrain_api.contract import ANNOTATION_NOTICE, GKE_SPOT, TAINT_PREEMPTION, CapacityType
-from spottrain_operator.cluster.client import Manifest
-from spottrain_operator.cluster.kept_away import kept_away, node_indices
-from spottrain_operator.cluster.placement import Site
 from spottrain_operator.core.model import KeptAway
+from spottrain_operator.kube.client import Manifest
+from spottrain_operator.objects.kept_away import kept_away, node_indices
+from spottrain_operator.objects.placement import Site
 
 SPOT = {GKE_SPOT: "true"}
 NOTICE = notice(3).model_dump_json(by_alias=True)

@@ -16,10 +16,10 @@ from aiohttp.test_utils import TestServer
 from memory_cluster import MemoryCluster
 from operator_world import KEY, job
 from spottrain_api.contract import GROUP, PLURAL, VERSION
-from spottrain_operator.cluster import kopf_watch
-from spottrain_operator.cluster.client import ExpiredError, Kind
-from spottrain_operator.cluster.kopf_watch import LISTED, JobEvents, KopfWatch
-from spottrain_operator.cluster.watched_cluster import WatchedCluster
+from spottrain_operator.kube import kopf_watch
+from spottrain_operator.kube.client import ExpiredError, Kind
+from spottrain_operator.kube.kopf_watch import LISTED, JobEvents, KopfWatch
+from spottrain_operator.objects.watched_cluster import WatchedCluster
 
 
 def raw(type: str | None, version: int, uid: str = "u1") -> dict[str, Any]:

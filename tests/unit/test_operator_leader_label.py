@@ -9,8 +9,8 @@ import pytest
 
 from memory_cluster import MemoryCluster
 from spottrain_api.contract import LABEL_LEADER
-from spottrain_operator.cluster.client import ClusterError
-from spottrain_operator.cluster.leader_label import LeaderLabel
+from spottrain_operator.kube.client import ClusterError
+from spottrain_operator.kube.leader_label import LeaderLabel
 
 OURS = {"app": "spottrain"}
 

@@ -15,10 +15,10 @@ from running_operator import LeaseAway, Running, begin, settings_of
 from spottrain_api.contract import AgentPhase
 from spottrain_operator import process
 from spottrain_operator.clock import SteadyClock
-from spottrain_operator.cluster.client import Manifest
 from spottrain_operator.core.model import DeletePod, Observed, Plan
 from spottrain_operator.core.plan import plan
 from spottrain_operator.core.timing import OPERATOR_RESTART_GRACE, SILENT_ALONE
+from spottrain_operator.kube.client import Manifest
 
 
 @dataclass

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from memory_cluster import MemoryCluster
-from spottrain_operator.cluster.client import ClusterError, Manifest
-from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
+from spottrain_operator.kube.client import ClusterError, Manifest
+from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
 
 
 def settings(identity: str) -> LeaseSettings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from spottrain_operator.cluster.limits import TOKENS_PER_ORDINARY, ClientLimits, RequestLimiter, is_urgent
+from spottrain_operator.kube.limits import TOKENS_PER_ORDINARY, ClientLimits, RequestLimiter, is_urgent
 
 
 class Clock:

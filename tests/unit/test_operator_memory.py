@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from scene import training_job
 from spottrain_api.contract import AgentPhase, AgentReport, CapacityType, CommitRef, Member, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, TrainingJobStatus
-from spottrain_operator.cluster.client import JobKey, PodIdentity
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.report_bounds import parse_report
 from spottrain_operator.core.assignments import assignments_for
 from spottrain_operator.core.model import JobView
+from spottrain_operator.kube.client import JobKey, PodIdentity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NUM_MEMBERS = 64

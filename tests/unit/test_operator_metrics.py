@@ -28,10 +28,10 @@ from prometheus_binaries import find_prometheus
 from spottrain_api.contract import CapacityType, Member, NodeWatch, NoticeKind, WatchState
 from spottrain_api.v1alpha1 import CostStatus, GenerationState, Phase, TrainingJobStatus, Transition
 from spottrain_operator import process
-from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import NodeView, ReportView
 from spottrain_operator.job_families import JOB
 from spottrain_operator.job_histograms import JobHistogram
+from spottrain_operator.kube.client import JobKey
 from spottrain_operator.metrics import Metrics, drain_latency
 from spottrain_watcher.metrics import Metrics as WatcherMetrics
 

@@ -12,14 +12,14 @@ import pytest
 
 from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_WATCHER, CapacityType, Notice
 from spottrain_api.v1alpha1 import TrainingJobStatus
-from spottrain_operator.cluster.observe import (
+from spottrain_operator.objects.observe import (
     NotUnderstoodError,
     job_view,
     node_view,
     pod_view,
 )
-from spottrain_operator.cluster.trimmed import trimmed_node
-from spottrain_operator.cluster.write_back import as_written
+from spottrain_operator.objects.trimmed import trimmed_node
+from spottrain_operator.objects.write_back import as_written
 
 AT = "2026-01-01T00:00:05Z"
 NOW = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)

@@ -14,13 +14,13 @@ from running_operator import SYSTEM, LeaseAway, Running, begin, settings_of
 from spottrain_api import crd
 from spottrain_api.contract import TAINT_PREEMPTION
 from spottrain_operator import process
-from spottrain_operator.cluster import led_namespaces
-from spottrain_operator.cluster.client import Manifest
-from spottrain_operator.cluster.lease import LEASE_NAME
 from spottrain_operator.controller import PLACES, Priority
 from spottrain_operator.core.model import Observed, Plan
 from spottrain_operator.core.plan import plan
-from spottrain_operator.core.scope import Scope
+from spottrain_operator.kube import led_namespaces
+from spottrain_operator.kube.client import Manifest
+from spottrain_operator.kube.lease import LEASE_NAME
+from spottrain_operator.kube.scope import Scope
 from spottrain_operator.process import LeadershipLostError
 
 

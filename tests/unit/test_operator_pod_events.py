@@ -7,10 +7,10 @@ from typing import Any
 
 from memory_cluster import MemoryCluster
 from scene import START, pod
-from spottrain_operator.cluster.client import ClusterError, JobKey, Manifest
-from spottrain_operator.cluster.limits import is_urgent
-from spottrain_operator.cluster.pod_events import READ_AGAIN_SECONDS, PodEvents, wants_events, with_events
 from spottrain_operator.core.model import PodView
+from spottrain_operator.kube.client import ClusterError, JobKey, Manifest
+from spottrain_operator.kube.limits import is_urgent
+from spottrain_operator.objects.pod_events import READ_AGAIN_SECONDS, PodEvents, wants_events, with_events
 
 KEY = JobKey(namespace="team", name="job")
 NOT_UP: dict[str, Any] = {"phase": "Pending", "ready": False, "ready_since": None, "container_started": False}

@@ -20,9 +20,9 @@ from spottrain_api.contract import (
 )
 from spottrain_api.logs import LogFormat
 from spottrain_api.v1alpha1 import PoolProvider, TrainingJobSpec
-from spottrain_operator.cluster.control_address import ControlAddress
-from spottrain_operator.cluster.placement import Site
-from spottrain_operator.cluster.pods import JobRef, build_pod, template_hash
+from spottrain_operator.objects.control_address import ControlAddress
+from spottrain_operator.objects.placement import Site
+from spottrain_operator.objects.pods import JobRef, build_pod, template_hash
 
 JOB = JobRef(namespace="team", name="gpt", uid="11111111-2222-3333-4444-555555555555")
 MINIMAL: dict[str, Any] = {

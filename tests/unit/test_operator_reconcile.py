@@ -16,8 +16,8 @@ import pytest
 from memory_cluster import MemoryCluster
 from operator_world import KEY, LAST_STEP, CrashingCluster, World, job
 from spottrain_api.contract import ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION, AssignmentAction
-from spottrain_operator.cluster.client import ClusterError, Kind, Manifest
-from spottrain_operator.cluster.watched_cluster import OnChange, WatchedCluster
+from spottrain_operator.kube.client import ClusterError, Kind, Manifest
+from spottrain_operator.objects.watched_cluster import OnChange, WatchedCluster
 
 # The spec of a node whose watcher has marked it.
 NOTICED = {"taints": [{"key": TAINT_PREEMPTION, "effect": "NoSchedule"}]}

@@ -13,7 +13,7 @@ import pytest
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract import LABEL_CAPACITY_TYPE, TAINT_PREEMPTION, CapacityType
 from spottrain_api.v1alpha1 import Network
-from spottrain_operator.cluster.client import ClusterError, ForbiddenError, InvalidObjectError, Manifest
+from spottrain_operator.kube.client import ClusterError, ForbiddenError, InvalidObjectError, Manifest
 
 WEBHOOK = InvalidObjectError('admission webhook "policy.example.com" denied the request: no team label')
 NO_ACCOUNT = ForbiddenError('serviceaccount "trainer" not found')

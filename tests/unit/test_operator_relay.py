@@ -13,10 +13,10 @@ import pytest
 from control_api_setup import AUTHORIZED, JOB, NOW, POD, WAIT, Setup, report, running, served
 from scene import training_job
 from spottrain_api.contract import AgentPhase, AgentReport, Assignment, Relay, RelayAssignment, RelayReport
-from spottrain_operator.cluster.client import PodIdentity
 from spottrain_operator.control_api.agents import DEAD_BEFORE_CLOSED_SECONDS
 from spottrain_operator.core.assignments import assignment_for, relays_for
 from spottrain_operator.core.timing import WITHOUT_RELAY
+from spottrain_operator.kube.client import PodIdentity
 
 PEER = replace(POD, pod="gpt-2", uid="uid-2")
 OTHER = replace(POD, pod="gpt-3", uid="uid-3")

@@ -8,10 +8,10 @@ import pytest
 
 from memory_cluster import MemoryCluster
 from spottrain_api.contract import ANNOTATION_WATCHED
-from spottrain_operator.cluster.client import ClusterError, Manifest
-from spottrain_operator.cluster.lease import LeaderElection, LeaseSettings
-from spottrain_operator.cluster.led_namespaces import LedNamespaces
-from spottrain_operator.core.scope import Scope
+from spottrain_operator.kube.client import ClusterError, Manifest
+from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
+from spottrain_operator.kube.led_namespaces import LedNamespaces
+from spottrain_operator.kube.scope import Scope
 
 ALL, TEAM, OTHER = Scope(), Scope(names=frozenset({"team"})), Scope(names=frozenset({"other"}))
 

@@ -14,7 +14,7 @@ import pytest
 from spottrain_api import crd
 from spottrain_api.contract import SPOT_LABELS
 from spottrain_operator import selfcheck
-from spottrain_operator.cluster.definitions import crd_problem
+from spottrain_operator.objects.definitions import crd_problem
 from spottrain_operator.rights import asked, questions
 from spottrain_watcher import azure
 

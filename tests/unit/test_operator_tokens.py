@@ -14,7 +14,6 @@ import pytest
 
 from memory_cluster import MemoryCluster
 from pod_tokens import SigningIssuer, pod_token
-from spottrain_operator.cluster.client import PodIdentity
 from spottrain_operator.control_api.cluster_keys import KEYS_SECONDS, ClusterKeys
 from spottrain_operator.control_api.rate_limit import RateLimit
 from spottrain_operator.control_api.tokens import (
@@ -26,6 +25,7 @@ from spottrain_operator.control_api.tokens import (
     TooManyTokensError,
     claims_of,
 )
+from spottrain_operator.kube.client import PodIdentity
 
 POD = PodIdentity(namespace="team", pod="gpt-1", uid="uid-1")
 TOKEN = pod_token(POD)

@@ -23,8 +23,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from scene import NOW, Scene, notice, training_job
 from spottrain_api.contract import CommitRef, NoticeKind
 from spottrain_api.v1alpha1 import GenerationState, TrainingJobStatus, Transition
-from spottrain_operator.cluster.client import JobKey
 from spottrain_operator.core.model import Observed
+from spottrain_operator.kube.client import JobKey
 from spottrain_operator.tracing import (
     ENDPOINTS,
     ChangeTracer,

@@ -23,9 +23,9 @@ from spottrain_api.contract import (
     LABEL_TEMPLATE_HASH,
     TAINT_PREEMPTION,
 )
-from spottrain_operator.cluster.client import Manifest
-from spottrain_operator.cluster.observe import node_view, owned_by, pod_view
-from spottrain_operator.cluster.trimmed import trimmed_job, trimmed_node, trimmed_pod
+from spottrain_operator.kube.client import Manifest
+from spottrain_operator.objects.observe import node_view, owned_by, pod_view
+from spottrain_operator.objects.trimmed import trimmed_job, trimmed_node, trimmed_pod
 
 AT = "2026-01-01T00:00:00Z"
 NOTICE = {"id": "n", "node": "node-1", "source": "ec2", "deadline": AT, "observedAt": AT}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION
-from spottrain_operator.cluster.cache import Change
-from spottrain_operator.cluster.client import JobKey, Kind, Manifest
-from spottrain_operator.cluster.trimmed import trimmed_node, trimmed_pod
 from spottrain_operator.controller import Priority
+from spottrain_operator.kube.cache import Change
+from spottrain_operator.kube.client import JobKey, Kind, Manifest
+from spottrain_operator.objects.trimmed import trimmed_node, trimmed_pod
 from spottrain_operator.wakes import first_wakes, wakes
 
 A, B = (JobKey(namespace="team", name=name) for name in "ab")

@@ -14,10 +14,10 @@ from aiohttp.test_utils import TestServer
 
 from memory_cluster import MemoryCluster
 from spottrain_api.contract import LABEL_JOB
-from spottrain_operator.cluster import watch_client
-from spottrain_operator.cluster.client import ClusterError, JobKey, Kind, Manifest
-from spottrain_operator.cluster.watch_client import KubernetesWatch
-from spottrain_operator.cluster.watched_cluster import WatchedCluster
+from spottrain_operator.kube import watch_client
+from spottrain_operator.kube.client import ClusterError, JobKey, Kind, Manifest
+from spottrain_operator.kube.watch_client import KubernetesWatch
+from spottrain_operator.objects.watched_cluster import WatchedCluster
 
 EMPTY = {"metadata": {"resourceVersion": "7"}, "items": []}
 

@@ -16,8 +16,8 @@ from memory_cluster import MemoryCluster
 from operator_world import KEY, job
 from spottrain_api.contract import LABEL_JOB, LABEL_JOB_UID, CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
-from spottrain_operator.cluster.cache import Change
-from spottrain_operator.cluster.client import (
+from spottrain_operator.kube.cache import Change
+from spottrain_operator.kube.client import (
     AlreadyExistsError,
     ClusterError,
     ConflictError,
@@ -25,9 +25,9 @@ from spottrain_operator.cluster.client import (
     Manifest,
     WatchEvent,
 )
-from spottrain_operator.cluster.control_address import ControlAddress
-from spottrain_operator.cluster.pods import JobRef, build_pod
-from spottrain_operator.cluster.watched_cluster import WatchedCluster
+from spottrain_operator.objects.control_address import ControlAddress
+from spottrain_operator.objects.pods import JobRef, build_pod
+from spottrain_operator.objects.watched_cluster import WatchedCluster
 
 CONTROL = ControlAddress(url="https://control:8443", ca="CA")
 

@@ -27,10 +27,10 @@ from spottrain_api.contract import (
 )
 from spottrain_api.history import HistoryPoint
 from spottrain_api.v1alpha1 import TrainingJobStatus
-from spottrain_operator.cluster.client import PodIdentity
-from spottrain_operator.cluster.history import history_point
 from spottrain_operator.control_api.server import REFUSALS_BURST
 from spottrain_operator.core.timing import NO_STEP
+from spottrain_operator.kube.client import PodIdentity
+from spottrain_operator.objects.history import history_point
 
 LARGEST = 1.7976931348623157e308
 MEASURED = ("loss", "tokens_per_second")

@@ -40,9 +40,9 @@ from spottrain_api.contract import (
 )
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, TrainingJobStatus
 from spottrain_operator.core.assignments import assignment_for
+from spottrain_operator.core.facts.replicas import newest_replicated_step
+from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import JobView, NodeView, Observed, PodView, ReportView
-from spottrain_operator.core.replicas import newest_replicated_step
-from spottrain_operator.core.situation import Situation
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TOKEN = "secret"

@@ -27,9 +27,9 @@ from spottrain_api.contract import (
     rounded_offset,
 )
 from spottrain_api.wording import one_line
-from spottrain_operator.cluster.client import JobKey, PodIdentity
 from spottrain_operator.core.model import ReportView
 from spottrain_operator.core.timing import WITHOUT_RELAY
+from spottrain_operator.kube.client import JobKey, PodIdentity
 
 # Without a word, a connection may have been dead for this long before it is given up.
 DEAD_BEFORE_CLOSED_SECONDS = 2.0

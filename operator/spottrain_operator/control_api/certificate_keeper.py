@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from spottrain_operator.cluster.client import ClusterError, Manifest, SecretClient
 from spottrain_operator.control_api.certificates import SERVER_RENEWAL, Authorities, KeyPair, issue, rotated
+from spottrain_operator.kube.client import ClusterError, Manifest, SecretClient
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import jwt
 
-from spottrain_operator.cluster.client import ClusterError, IssuerClient, Manifest, PodIdentity
+from spottrain_operator.kube.client import ClusterError, IssuerClient, Manifest, PodIdentity
 
 logger = logging.getLogger(__name__)
 

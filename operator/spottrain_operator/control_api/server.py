@@ -28,7 +28,6 @@ from spottrain_api.contract import (
     REPORT_SECONDS_HEADER,
     RelayReport,
 )
-from spottrain_operator.cluster.client import ClusterError, PodIdentity, TokenReviewer
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.observability import add_probes, require_leader
@@ -41,6 +40,7 @@ from spottrain_operator.control_api.tokens import (
     TooManyTokensError,
 )
 from spottrain_operator.core.timing import RECORD_INTERVAL
+from spottrain_operator.kube.client import ClusterError, PodIdentity, TokenReviewer
 
 logger = logging.getLogger(__name__)
 

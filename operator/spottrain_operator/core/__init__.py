@@ -1,4 +1,4 @@
 """The functional core: what is observed goes in, what to do comes out.
 
-No clock, no I/O, no logging.
+`plan.py` decides about a job, by `policies/`. `assignments.py` decides what agents do. No clock, no I/O, no logging.
 """

@@ -26,9 +26,9 @@ from spottrain_api.v1alpha1 import (
     TrainingJobStatus,
     TrainingSettings,
 )
-from spottrain_operator.core.causes import PREEMPTIONS
+from spottrain_operator.core.facts.causes import PREEMPTIONS
+from spottrain_operator.core.facts.replicas import address_of, replica_settings
 from spottrain_operator.core.model import JobView, ReportView
-from spottrain_operator.core.replicas import address_of, replica_settings
 from spottrain_operator.core.timing import MAX_TRANSITIONS, seconds_between
 
 _DEFAULT_DRAIN = timedelta(seconds=60)

@@ -10,8 +10,8 @@ from typing import Any
 
 from spottrain_api.contract import ConditionType
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, GenerationStatus, TrainingJobStatus
+from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import Action, DeletePod, Event
-from spottrain_operator.core.situation import Situation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

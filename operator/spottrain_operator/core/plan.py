@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spottrain_operator.core import (
+from spottrain_operator.core.draft import Draft, Policy
+from spottrain_operator.core.facts.situation import Situation
+from spottrain_operator.core.model import Observed, Plan
+from spottrain_operator.core.policies import (
     accounting,
     capacity,
     cleanup,
@@ -18,24 +21,21 @@ from spottrain_operator.core import (
     lifecycle,
     membership,
     preemption,
-    progress,
     protection,
+    recording,
     restored,
     rhythm,
     rivals,
     transitions,
     understanding,
 )
-from spottrain_operator.core.draft import Draft, Policy
-from spottrain_operator.core.model import Observed, Plan
-from spottrain_operator.core.situation import Situation
 
 # Facts come first (of these, which generation runs), then what ends a generation (the strongest reason first), then
 # the next generation, and the pods last. A policy that finishes the job ends the list.
 POLICIES: tuple[Policy, ...] = (
     restored.heed_restored_status,
-    progress.record_commit,
-    progress.record_progress,
+    recording.record_commit,
+    recording.record_progress,
     accounting.account,
     transitions.fill_transitions,
     membership.succeed,
@@ -69,7 +69,7 @@ FINISHED_POLICIES: tuple[Policy, ...] = (
 )
 # A job that is being deleted may stay for long, until others have removed their finalizers.
 DELETED_POLICIES: tuple[Policy, ...] = (
-    progress.record_commit,
+    recording.record_commit,
     ending.end_with_job,
     accounting.account,
     cleanup.delete_all,

@@ -1,0 +1,1 @@
+"""What is the case at one moment. Nothing here decides or changes anything."""

@@ -1,0 +1,45 @@
+"""Who hears the notices for the members' spot nodes, by the reports of their agents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spottrain_api.contract import CapacityType, NodeWatch, WatchState
+from spottrain_api.v1alpha1 import GenerationStatus
+from spottrain_operator.core.model import ReportView
+from spottrain_operator.core.timing import UNWATCHED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotWatch:
+    """The watch of a member on a spot node, by its agent's newest report."""
+
+    node: str
+    watch: NodeWatch
+
+    @property
+    def unheard(self) -> bool:
+        """Nobody hears the node's notices.
+
+        That is no watcher's restart any more, nor the wait for a cloud's first answer.
+        """
+        return self.watch.state in (WatchState.BLIND, WatchState.MISSING) and self.watch.seconds >= UNWATCHED
+
+    @property
+    def settled(self) -> bool:
+        return self.unheard or self.watch.state is WatchState.WATCHED
+
+
+def spot_watches(generation: GenerationStatus | None, reports: Mapping[str, ReportView]) -> tuple[SpotWatch, ...]:
+    """The watch on each member's spot node, as its agent reports it.
+
+    Agents of older versions don't report it.
+    """
+    return tuple(
+        SpotWatch(node=member.node, watch=view.report.watch)
+        for member in (generation.members if generation is not None else ())
+        if member.capacity_type is CapacityType.SPOT
+        and (view := reports.get(member.pod_uid)) is not None
+        and view.report.watch is not None
+    )

@@ -1,0 +1,1 @@
+"""The policies that `plan.py` lists, and what several of them share."""

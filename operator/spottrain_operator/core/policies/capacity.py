@@ -1,0 +1,352 @@
+"""Which pods are created: for which free places, and in which pools.
+
+If spot nodes don't come, on-demand nodes stand in, and a pod leaves a pool without capacity.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import pairwise
+
+from spottrain_api.contract import CapacityType, EventReason
+from spottrain_api.v1alpha1 import FallbackPolicy, TrainingJobSpec
+from spottrain_api.wording import counted, listed, time_of_day
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.facts.places import demand, demand_of, places
+from spottrain_operator.core.facts.pools import asks_for_current_nodes, pool_sentence, pools_have
+from spottrain_operator.core.facts.situation import Situation
+from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway, PodView, Refusal
+from spottrain_operator.core.policies.failure_policy import start_failures
+from spottrain_operator.core.policies.rivals import rival_of
+from spottrain_operator.core.policies.understanding import waits_to_be_understood
+from spottrain_operator.core.timing import (
+    POOL_PATIENCE,
+    REFUSAL_MAX_PAUSE,
+    REFUSAL_PAUSE,
+    START_FAILURE_PAUSE,
+    after,
+    growing_pause,
+    seconds_between,
+)
+from spottrain_operator.core.words.scheduling import (
+    lacks_labelled_node,
+    lacks_more_than_nodes,
+    nodes_kept_away,
+    scheduler_advice,
+)
+
+RETRIES = f"The operator retries at least every {REFUSAL_MAX_PAUSE:.0f} s"
+
+
+def fall_back(situation: Situation, draft: Draft) -> Draft:
+    """If spot pods wait too long for a node, fall back to on-demand.
+
+    After a while, try spot again; earlier if the on-demand pods wait as long for a node, and no generation runs, or
+    if an edit leaves on-demand nodes no place.
+    """
+    status, now, fallback = draft.status, situation.now, situation.spec.capacity.fallback
+    if status.fallback_since is not None:
+        allowed = may_fall_back(situation.spec) or situation.observed.job.left_out
+        if allowed and now < _spot_again(situation, draft):
+            return draft
+        draft = draft.update(fallback_since=None, spot_pending_since=None)
+        return draft.record(EventReason.SPOT_RETRIED, "The job tries spot nodes again")
+    since = _spot_waits_since(situation, draft)
+    if since != status.spot_pending_since:
+        draft = draft.update(spot_pending_since=since)
+    if since is None or not may_fall_back(situation.spec) or seconds_between(since, now) < fallback.after_seconds:
+        return draft
+    draft = draft.update(fallback_since=now)
+    text = f"The job has {_spot_nodes(situation, draft)} after {seconds_between(since, now):.0f} s"
+    message = f"{text}: on-demand nodes take the place of the others"
+    return draft.record(EventReason.FELL_BACK, message, warning=True)
+
+
+def _spot_waits_since(situation: Situation, draft: Draft) -> datetime | None:
+    """Since when a spot pod waits for a node; None if none waits."""
+    spot = (pod for pod in _kept(situation, draft) if pod.capacity_type is CapacityType.SPOT)
+    waits = (pod.unschedulable_since for pod in spot if not lacks_more_than_nodes(pod))
+    return min((since for since in waits if since is not None), default=None)
+
+
+def _kept(situation: Situation, draft: Draft) -> list[PodView]:
+    """The pods that keep their place."""
+    return [situation.pods[uid].pod for uid in places(situation, draft.status, leaving=draft.leaving).kept]
+
+
+def _spot_again(situation: Situation, draft: Draft) -> datetime:
+    """When a job that fell back tries spot nodes again."""
+    status, fallback = draft.status, situation.spec.capacity.fallback
+    assert status.fallback_since is not None
+    back = after(status.fallback_since, fallback.return_after_seconds)
+    stand_ins = (f.pod for f in situation.pods.values() if f.pod.capacity_type is CapacityType.ON_DEMAND)
+    waits = [pod.unschedulable_since for pod in stand_ins if pod.unschedulable_since is not None]
+    if draft.running is not None or not waits:
+        return back
+    return min(back, after(max(min(waits), status.fallback_since), fallback.after_seconds))
+
+
+def may_fall_back(spec: TrainingJobSpec) -> bool:
+    """Whether on-demand nodes may stand in for spot nodes."""
+    wanted = demand(spec)
+    return spec.capacity.fallback.policy is FallbackPolicy.ON_DEMAND and wanted.max_on_demand > wanted.on_demand
+
+
+def spot_sentence(situation: Situation, draft: Draft) -> str:
+    """How many spot nodes the job has, and when that changes.
+
+    It says when on-demand nodes stand in, or when spot nodes are tried again. Empty if no pod waits.
+    """
+    since, spec = draft.status.spot_pending_since, situation.spec
+    if draft.finished:
+        return ""
+    if draft.status.fallback_since is not None:
+        again = _spot_again(situation, draft)
+        usual = after(draft.status.fallback_since, spec.capacity.fallback.return_after_seconds)
+        setting = "returnAfterSeconds" if again == usual else "afterSeconds, as none has come"
+        return (
+            f"On-demand nodes stand in for spot nodes, which are tried again at {time_of_day(again, situation.now)} "
+            f"(capacity.fallback.{setting})"
+        )
+    if since is None:
+        return ""
+    text = f"The job has {_spot_nodes(situation, draft)}"
+    if demand(spec).on_demand == 0:
+        text += ", and asks for no on-demand nodes yet" if may_fall_back(spec) else ", and asks for no others"
+    if may_fall_back(spec):
+        due = after(since, spec.capacity.fallback.after_seconds)
+        text += f". On-demand nodes stand in from {time_of_day(due, situation.now)} (capacity.fallback)"
+        waiting = [f.pod for f in situation.pods.values() if f.pod.unschedulable_since is not None]
+        if all(lacks_only_spot(situation, pod) for pod in waiting):
+            change = "raise" if spec.capacity.on_demand.min else "set"
+            return f"{text}. To have them at once, {change} capacity.onDemand.min"
+        return f"{text}, if any fits"
+    if spec.capacity.fallback.policy is FallbackPolicy.NONE:
+        return f"{text}. No on-demand nodes stand in: capacity.fallback.policy is None"
+    if not pools_have(spec, CapacityType.ON_DEMAND):
+        return f"{text}. No on-demand nodes stand in: capacity.pools has none"
+    return f"{text}. No on-demand nodes stand in: the job has as many as capacity.onDemand.max allows"
+
+
+def _spot_nodes(situation: Situation, draft: Draft) -> str:
+    """How many of the spot nodes that the job wants it has.
+
+    Only nodes are counted: pods that this pass creates are not there yet, and those that it deletes still are.
+    """
+    placed = sum(pod.capacity_type is CapacityType.SPOT and pod.node is not None for pod in _kept(situation, draft))
+    return f"{placed} of {counted(demand_of(situation).spot, 'spot node')}"
+
+
+def lacks_only_spot(situation: Situation, pod: PodView) -> bool:
+    """Whether `pod` may lack a node only because no spot node is free.
+
+    Then an on-demand node would do. Otherwise no spot node suits it: the pod is too large, or the job's own pods or
+    labels leave it none.
+    """
+    spec = situation.spec
+    if pod.capacity_type is not CapacityType.SPOT or spec.pod_template.node_selector or not may_fall_back(spec):
+        return False
+    return lacks_labelled_node(pod)
+
+
+def advice(situation: Situation, pod: PodView) -> str:
+    """What the pod's pool asks for, and what to change so that `pod` gets a node.
+
+    Nothing has to change if on-demand nodes stand in for spot nodes.
+    """
+    spec = situation.spec
+    kept = situation.observed.kept_away.get(pod.uid, KeptAway())
+    generation = situation.observed.job.status.generation
+    same = generation is not None and generation.template_hash == situation.run_hash
+    had_types = {m.capacity_type for m in generation.members} if generation is not None and same else set()
+    placed = any(f.pod.node is not None and situation.is_of_template(f.pod) for f in situation.pods.values())
+    asked = pool_sentence(pod, spec) if lacks_labelled_node(pod) else ""
+    todo = ""
+    had_type = pod.capacity_type in had_types
+    if kept.num_down or had_type or not lacks_only_spot(situation, pod):
+        todo = scheduler_advice(pod, spec, kept, had_type=had_type, had_node=placed or same)
+    return ". ".join(part for part in (asked, todo, nodes_kept_away(pod, kept)) if part)
+
+
+def leave_dry_pools(situation: Situation, draft: Draft) -> Draft:
+    """Delete pods that have waited too long in their pool.
+
+    Another one may have a node. Each is replaced in the same pass, in a pool in which no pod waits. If one waits in
+    each pool, all of them stay.
+    """
+    if situation.observed.job.left_out or _pauses(situation, draft, 0):
+        return draft
+    refusal = situation.refusal
+    waiting = [pod for pod in _kept(situation, draft) if _is_left_waiting(situation, pod)]
+    for capacity_type in CapacityType:
+        if refusal is not None and capacity_type in refusal.capacity_types:
+            continue
+        deletions = [_leave_pool(pod) for pod in waiting if pod.capacity_type is capacity_type]
+        without = draft.act(*deletions)
+        # On-demand pods beyond the floor would not be replaced.
+        if len(missing(situation, without)) == len(missing(situation, draft)) + len(deletions):
+            draft = without
+    if waiting and draft.status.fallback_since is None:
+        draft = draft.update(spot_pending_since=_spot_waits_since(situation, draft))
+    return draft
+
+
+def _leave_pool(pod: PodView) -> DeletePod:
+    reason = f"pool {pod.pool} has had no node for it, and another pool is tried"
+    return DeletePod(name=pod.name, uid=pod.uid, reason=reason)
+
+
+def _is_left_waiting(situation: Situation, pod: PodView) -> bool:
+    """Whether `pod` has waited too long in its pool.
+
+    And there is a pool in which none waits.
+    """
+    since = pod.unschedulable_since
+    if since is None or lacks_more_than_nodes(pod):
+        return False
+    patience = max(situation.spec.capacity.fallback.after_seconds, POOL_PATIENCE)
+    if situation.observed.kept_away.get(pod.uid, KeptAway()).num_down:
+        patience *= 2
+    if seconds_between(since, situation.now) < patience:
+        return False
+    return not _awaited_pools(situation, pod.capacity_type).issuperset(_pools(situation.spec, pod.capacity_type))
+
+
+def create_missing(situation: Situation, draft: Draft) -> Draft:
+    """Create the missing pods, under names that were never used before."""
+    types = _not_refused(situation, missing(situation, draft))
+    if not types or _pauses(situation, draft, len(types)):
+        return draft
+    job = situation.observed.job
+    last = max((pod.sequence for pod in situation.observed.pods), default=0)
+    last = max(last, draft.status.last_sequence)
+    for sequence, capacity_type in enumerate(types, start=last + 1):
+        pool = _pool(situation, capacity_type, sequence)
+        draft = draft.act(
+            CreatePod(name=f"{job.name}-{sequence}", sequence=sequence, capacity_type=capacity_type, pool=pool)
+        )
+    draft = draft.update(last_sequence=last + len(types))
+    text = " and ".join(counted(types.count(kind), f"{kind.value} pod") for kind in CapacityType if kind in types)
+    replaced = [situation.pods[uid] for uid in draft.leaving]
+    if places(situation, draft.status, leaving=draft.leaving).missing_prewarmed:
+        text += " ahead of time: the cloud recommends to leave a member's node"
+    elif situation.tries_template and situation.pods:
+        text += ", the first since the job was edited"
+    elif any(not facts.current for facts in replaced):
+        text += " in place of pods from before the edit"
+    elif dry := {f.pod.pool for f in replaced if f.pod.pool is not None and _is_left_waiting(situation, f.pod)}:
+        text += f" in place of pods that found no node in {listed(sorted(dry))}"
+    if _leaves_out_devices(situation.spec):
+        text += ". They ask for no GPU: resources names none in limits, and replaces the default of one per process"
+    return draft.record(EventReason.PODS_CREATED, f"Creating {text}")
+
+
+def _leaves_out_devices(spec: TrainingJobSpec) -> bool:
+    """Whether `resources` names no device, not even zero of one."""
+    given = spec.resources
+    return given is not None and not given.claims and not any("/" in name for name in given.limits)
+
+
+def next_try(refusal: Refusal) -> datetime:
+    """When refused pods are tried again: after a pause that doubles with each try."""
+    pause = growing_pause(refusal.num_tries, first=REFUSAL_PAUSE, most=REFUSAL_MAX_PAUSE)
+    return after(refusal.tried_at, pause)
+
+
+def refusal_of(situation: Situation, draft: Draft) -> Refusal | None:
+    """Why pods that the job lacks can't be created.
+
+    None if it lacks none of a type that is refused.
+    """
+    refusal = situation.refusal
+    lacks = refusal is not None and not refusal.capacity_types.isdisjoint(missing(situation, draft))
+    return refusal if lacks else None
+
+
+def _not_refused(situation: Situation, types: list[CapacityType]) -> list[CapacityType]:
+    """Which of the missing pods to create now.
+
+    Of a type that is refused, it is one after each pause, to see whether it still is.
+    """
+    refusal = situation.refusal
+    if refusal is None:
+        return types
+    is_due = situation.now >= next_try(refusal)
+    retried = [each for each in CapacityType if is_due and each in types and each in refusal.capacity_types]
+    return [*retried, *(each for each in types if each not in refusal.capacity_types)]
+
+
+def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
+    """The types of the pods that the job lacks.
+
+    After an edit of the template, one pod is created first, beside those of the old template. As long as Kubernetes
+    accepts none, what runs continues.
+    """
+    if situation.spec.run_policy.suspend or rival_of(situation, draft) or waits_to_be_understood(situation, draft):
+        return []
+    needed = places(situation, draft.status, leaving=draft.leaving)
+    num_spot = needed.missing_spot + needed.missing_prewarmed
+    types = [CapacityType.ON_DEMAND] * needed.missing_on_demand + [CapacityType.SPOT] * num_spot
+    if situation.observed.job.left_out:
+        types = types[: max(0, situation.spec.nodes.max - len(needed.kept))]
+    return _with_tries(situation, types) if situation.tries_template else types
+
+
+def _with_tries(situation: Situation, types: list[CapacityType]) -> list[CapacityType]:
+    """The same, with a pod that tries the template if none is missing.
+
+    If one is refused, a pod of each type that alone is enough to train is tried as well. If the job's limits leave no
+    place for a pod, none is tried.
+    """
+    wanted = demand_of(situation)
+    places_of = {CapacityType.ON_DEMAND: wanted.on_demand, CapacityType.SPOT: wanted.spot}
+    tries = types or [each for each, number in places_of.items() if number][:1]
+    if situation.refusal is None:
+        return tries
+    enough = [each for each, number in places_of.items() if number >= situation.spec.nodes.min]
+    return [*tries, *(each for each in enough if each not in tries)]
+
+
+def _pool(situation: Situation, capacity_type: CapacityType, sequence: int) -> str | None:
+    """The pool of the next pod.
+
+    Pools take turns, and those in which a pod waits for a node have none, so that one without capacity doesn't block
+    all pods.
+    """
+    names = _pools(situation.spec, capacity_type)
+    if not names:
+        return None
+    turn = sequence % len(names)
+    in_turn = [*names[turn:], *names[:turn]]
+    awaited = _awaited_pools(situation, capacity_type)
+    return next((name for name in in_turn if name not in awaited), in_turn[0])
+
+
+def _pools(spec: TrainingJobSpec, capacity_type: CapacityType) -> list[str]:
+    return [pool.name for pool in spec.capacity.pools if pool.capacity_type is capacity_type]
+
+
+def _awaited_pools(situation: Situation, capacity_type: CapacityType) -> frozenset[str | None]:
+    """The pools for a node of which a pod waits, as they are now."""
+
+    def find() -> frozenset[str | None]:
+        pods = (f.pod for f in situation.pods.values() if f.pod.capacity_type is capacity_type and not f.finished)
+        return frozenset(p.pool for p in pods if p.node is None and asks_for_current_nodes(p, situation.spec))
+
+    return situation.once(("awaited pools", capacity_type), find)
+
+
+def _pauses(situation: Situation, draft: Draft, num_missing: int) -> bool:
+    """Whether to pause before pods are replaced.
+
+    Pods that ended before they trained are replaced ever more slowly. If more are missing than ended in the last try,
+    all are created at once: a node that breaks each pod takes one of them, and the others may train.
+    """
+    created = sorted(f.pod.created_at for f in start_failures(situation, draft))
+    if not created:
+        return False
+    # Pods that were created together often end together, as while a server is down. They are one try.
+    begins = [i for i, each in enumerate(pairwise(created), 1) if seconds_between(*each) > START_FAILURE_PAUSE]
+    if num_missing > len(created) - max(begins, default=0):
+        return False
+    return seconds_between(created[-1], situation.now) < START_FAILURE_PAUSE * 2.0 ** (1 + len(begins))

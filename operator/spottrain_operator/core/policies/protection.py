@@ -1,0 +1,43 @@
+"""Members ask autoscalers to leave their nodes alone, until a notice comes.
+
+Karpenter consolidates nodes, and the cluster autoscaler removes those that look idle. To a job, each such move is a
+preemption that no cloud has asked for. With a notice, the node has to go, and the pod mustn't hold up its drain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spottrain_api.contract import ANNOTATION_DO_NOT_DISRUPT, ANNOTATION_SAFE_TO_EVICT
+from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.facts.situation import PodFacts, Situation
+from spottrain_operator.core.model import AnnotatePod
+
+PROTECTION: Mapping[str, str] = {ANNOTATION_DO_NOT_DISRUPT: "true", ANNOTATION_SAFE_TO_EVICT: "false"}
+
+
+def protect_members(situation: Situation, draft: Draft) -> Draft:
+    """Annotate the pods of the newest generation's members, and no others.
+
+    Between two generations they stay as they are, as most members are in both. Annotations of the podTemplate, and
+    other values, are somebody's decision.
+    """
+    ours = PROTECTION.keys() - situation.spec.pod_template.annotations.keys()
+    generation = draft.status.generation
+    members = {member.pod_uid for member in generation.members} if generation is not None else set()
+    leaving = draft.leaving
+    for uid, facts in situation.pods.items():
+        if uid in leaving or facts.pod.deleting or facts.finished:
+            continue
+        changes = _changes(facts, protected=uid in members and facts.doom is None)
+        changes = {name: changes[name] for name in sorted(ours & changes.keys())}
+        if changes:
+            draft = draft.act(AnnotatePod(name=facts.pod.name, uid=uid, annotations=changes))
+    return draft
+
+
+def _changes(facts: PodFacts, *, protected: bool) -> dict[str, str | None]:
+    found = facts.pod.protection
+    if protected:
+        return {name: value for name, value in PROTECTION.items() if name not in found}
+    return {name: None for name, value in PROTECTION.items() if found.get(name) == value}

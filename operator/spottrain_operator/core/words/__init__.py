@@ -1,0 +1,1 @@
+"""Sentences for people, about one pod or a few."""

@@ -1,0 +1,71 @@
+"""Does what the core decided: one exhaustive match over its actions."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from spottrain_operator.core.model import Action, AnnotatePod, CreatePod, DeleteJob, DeletePod, JobView
+from spottrain_operator.kube.client import (
+    AlreadyExistsError,
+    ClusterClient,
+    JobKey,
+    NoPoolError,
+    NotAllowedError,
+)
+from spottrain_operator.objects.control_address import ControlAddress
+from spottrain_operator.objects.placement import DEFAULT_SITE, Site
+from spottrain_operator.objects.pods import JobRef, build_pod
+
+
+async def apply(
+    cluster: ClusterClient, job: JobView, action: Action, *, control: ControlAddress, site: Site = DEFAULT_SITE
+) -> None:
+    """Do one action. Every action is idempotent: a second time, it changes nothing.
+
+    Raises:
+        ClusterError: It failed, but may succeed later.
+        RefusedError: It can succeed only after something else has changed.
+    """
+    match action:
+        case CreatePod():
+            _check_network(job, site)
+            await _create_pod(cluster, job, action, control, site)
+        case DeletePod():
+            await cluster.delete_pod(job.namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds)
+        case AnnotatePod():
+            await cluster.annotate_pod(job.namespace, action.name, uid=action.uid, annotations=action.annotations)
+        case DeleteJob():
+            await cluster.delete_job(JobKey.of_view(job), uid=action.uid)
+        case _:
+            assert_never(action)
+
+
+def _check_network(job: JobView, site: Site) -> None:
+    network = job.spec.pod_template.network
+    if network is not None and network not in site.allowed_networks:
+        raise NotAllowedError(
+            f"spec.podTemplate.network: the cluster's administrator does not allow {network.value}, which lets pods "
+            "run as root and lock memory: remove the field, or ask for it to be added to the value "
+            "jobs.allowedNetworks of spottrain's chart"
+        )
+
+
+async def _create_pod(
+    cluster: ClusterClient, job: JobView, action: CreatePod, control: ControlAddress, site: Site
+) -> None:
+    try:
+        pod = build_pod(
+            JobRef(namespace=job.namespace, name=job.name, uid=job.uid),
+            job.spec,
+            name=action.name,
+            sequence=action.sequence,
+            capacity_type=action.capacity_type,
+            pool=action.pool,
+            control=control,
+            site=site,
+        )
+        await cluster.create_pod(pod)
+    except AlreadyExistsError:
+        return
+    except ValueError as error:
+        raise NoPoolError(f"spec.{error}") from error

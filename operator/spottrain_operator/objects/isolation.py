@@ -1,0 +1,75 @@
+"""A NetworkPolicy for each job, by which only the job's own pods reach its pods."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+
+from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, LABEL_MANAGED_BY, MANAGED_BY
+from spottrain_operator.kube.client import AlreadyExistsError, Manifest, NetworkPolicyClient, RefusedError
+from spottrain_operator.kube.retries import Retries
+
+logger = logging.getLogger(__name__)
+
+
+def network_policy(job: Manifest) -> Manifest:
+    """The policy of a job. Kubernetes deletes it with the job."""
+    meta = job["metadata"]
+    members = {"matchLabels": {LABEL_JOB_UID: meta["uid"]}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "namespace": meta["namespace"],
+            "name": f"{meta['name']}-{meta['uid'][:8]}",
+            "labels": {LABEL_JOB: meta["name"], LABEL_JOB_UID: meta["uid"], LABEL_MANAGED_BY: MANAGED_BY},
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": KIND,
+                    "name": meta["name"],
+                    "uid": meta["uid"],
+                    "controller": True,
+                }
+            ],
+        },
+        "spec": {
+            "podSelector": members,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": members}]}],
+        },
+    }
+
+
+class Isolation:
+    """Creates each job's policy before its pods, once in the life of this process.
+
+    It changes and deletes none: who deletes one means it. While one is refused, the job runs without.
+    """
+
+    def __init__(self, policies: NetworkPolicyClient) -> None:
+        self._policies = policies
+        self._isolated: set[str] = set()
+        self._retries = Retries()
+
+    async def isolate(self, job: Manifest, now: datetime) -> None:
+        meta = job["metadata"]
+        if meta["uid"] in self._isolated or not self._retries.is_due(meta["uid"], now):
+            return
+        try:
+            await self._policies.create_network_policy(network_policy(job))
+        except AlreadyExistsError:
+            pass
+        except RefusedError as error:
+            if self._retries.note_refusal(meta["uid"], now):
+                logger.warning(
+                    "%s/%s: other pods can reach its pods, because its NetworkPolicy can't be created; the operator "
+                    "retries: %s. If it lacks the right, give it the verb create on networkpolicies, as the chart's "
+                    "value jobs.networkPolicies does.",
+                    meta["namespace"],
+                    meta["name"],
+                    error,
+                )
+            return
+        self._retries.forget(meta["uid"])
+        self._isolated.add(meta["uid"])

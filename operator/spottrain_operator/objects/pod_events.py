@@ -1,0 +1,143 @@
+"""What the status of a pod doesn't say of why it doesn't start.
+
+That is what its events say, and since when it can't. For its events, the API server goes through all of a namespace,
+so it is asked seldom. An urgent pass doesn't ask, and no pass fails without an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from spottrain_api.contract import WaitingReason
+from spottrain_operator.core.model import PodView
+from spottrain_operator.core.policies.failure_policy import CANNOT_START
+from spottrain_operator.core.timing import STARTS_CONTAINERS, UNSEEN_BY_SCHEDULER, after, seconds_between
+from spottrain_operator.core.words.scheduling import UNSEEN
+from spottrain_operator.kube.client import ClusterClient, ClusterError, JobKey, Manifest
+from spottrain_operator.kube.limits import is_urgent
+from spottrain_operator.objects.observe import quoted
+
+logger = logging.getLogger(__name__)
+
+READ_AGAIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    pod_uid: str
+    at: datetime | None = None  # when they were read; None: never
+    events: Sequence[Manifest] = ()
+
+
+class PodEvents:
+    """Reads the events of one pod of a job, and keeps them for a while.
+
+    What keeps it from starting usually blocks its siblings, too. Of each pod, it keeps since when it can't start.
+    """
+
+    def __init__(self, cluster: ClusterClient) -> None:
+        self._cluster = cluster
+        self._answers: dict[JobKey, _Answer] = {}
+        self._waiting_since: dict[JobKey, dict[tuple[str, str | None], datetime]] = {}  # by uid and reason
+
+    async def explained(self, key: JobKey, pods: Sequence[PodView], now: datetime) -> tuple[PodView, ...]:
+        """The pods of the job, with since when each can't start.
+
+        The first one that doesn't start has what its events say.
+        """
+        first = next((pod for pod in pods if wants_events(pod, now)), None)
+        if first is None:
+            self._answers.pop(key, None)
+        else:
+            events = await self._events_of(first, key, now)
+            pods = [with_events(pod, events, now) if pod is first else pod for pod in pods]
+        return self._dated(key, pods, now)
+
+    def _dated(self, key: JobKey, pods: Sequence[PodView], now: datetime) -> tuple[PodView, ...]:
+        """The pods, with when each was first seen to wait for its reason.
+
+        A reason that comes and goes, as of a container that is restarted, counts from the first time.
+        """
+        uids = {pod.uid for pod in pods}
+        since = {which: at for which, at in self._waiting_since.pop(key, {}).items() if which[0] in uids}
+        for pod in pods:
+            if pod.waiting_reason in CANNOT_START:
+                since.setdefault((pod.uid, pod.waiting_reason), now)
+        if not since:
+            return tuple(pods)
+        self._waiting_since[key] = since
+        return tuple(replace(pod, waiting_since=since.get((pod.uid, pod.waiting_reason))) for pod in pods)
+
+    async def _events_of(self, pod: PodView, key: JobKey, now: datetime) -> Sequence[Manifest]:
+        known = self._answers.get(key)
+        if known is None or known.pod_uid != pod.uid:
+            known = _Answer(pod.uid)
+        is_new = known.at is not None and seconds_between(known.at, now) < READ_AGAIN_SECONDS
+        if is_new or is_urgent.get():
+            return known.events
+        try:
+            events: Sequence[Manifest] = await self._cluster.events_about(key.namespace, uid=pod.uid)
+        except ClusterError as error:
+            logger.warning("%s: the events of its pod %s can't be read: %s", key, pod.name, error)
+            events = known.events
+        self._answers[key] = _Answer(pod.uid, now, events)
+        return events
+
+    def forget(self, key: JobKey) -> None:
+        self._answers.pop(key, None)
+        self._waiting_since.pop(key, None)
+
+
+def wants_events(pod: PodView, now: datetime) -> bool:
+    """Whether only events may say why the pod doesn't start."""
+    return _may_wait_for_volumes(pod, now) or _backs_off(pod) or _is_unseen(pod, now)
+
+
+def _is_unseen(pod: PodView, now: datetime) -> bool:
+    """Whether no scheduler has placed the pod, nor said why not."""
+    waits = pod.node is None and pod.unschedulable_since is None and pod.phase == "Pending" and not pod.deleting
+    return waits and seconds_between(pod.created_at, now) > UNSEEN_BY_SCHEDULER
+
+
+def _may_wait_for_volumes(pod: PodView, now: datetime) -> bool:
+    """Whether its containers should exist by now, and don't."""
+    waiting = pod.waiting_reason in ("ContainerCreating", "PodInitializing", None)
+    started = pod.container_started or pod.initializing_since is not None
+    if pod.node is None or not waiting or started or pod.phase != "Pending":
+        return False
+    return pod.scheduled_at is None or seconds_between(pod.scheduled_at, now) > STARTS_CONTAINERS
+
+
+def _backs_off(pod: PodView) -> bool:
+    """Whether it waits for an image, and doesn't say why the last pull failed.
+
+    Kubelets say so from Kubernetes 1.32 on.
+    """
+    return pod.waiting_reason == WaitingReason.IMAGE_PULL_BACK_OFF and (
+        WaitingReason.ERR_IMAGE_PULL not in (pod.waiting_message or "")
+    )
+
+
+def with_events(pod: PodView, events: Sequence[Manifest], now: datetime) -> PodView:
+    """Add what events say of why the pod doesn't start.
+
+    The newest is the last.
+    """
+    if _is_unseen(pod, now):
+        warned = next((event.get("message") for event in reversed(events) if event.get("type") == "Warning"), None)
+        return replace(
+            pod,
+            waiting_reason="Unschedulable",
+            waiting_message=": ".join(part for part in (UNSEEN, quoted(warned)) if part),
+            unschedulable_since=after(pod.created_at, UNSEEN_BY_SCHEDULER),
+        )
+    if _backs_off(pod):
+        said = (event.get("message", "") for event in reversed(events) if event.get("reason") == "Failed")
+        cause = next((message for message in said if message.startswith("Failed to pull image")), None)
+        return replace(pod, waiting_message=quoted(cause)) if cause else pod
+    if not events or events[-1].get("reason") != "FailedMount":
+        return pod
+    return replace(pod, waiting_reason="FailedMount", waiting_message=quoted(events[-1].get("message")))
