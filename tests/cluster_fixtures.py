@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import kubernetes
 import psutil
 import pytest
 import yaml
@@ -115,6 +114,8 @@ class Kubectl:
 
 @cache
 def _client(kubeconfig: Path, changed_at: int) -> Any:
+    import kubernetes  # takes a second and a half, and conftest.py loads this module for all tests
+
     # It writes the kubeconfig's keys to files; workers of pytest end without tidying up.
     config = yaml.safe_load(kubeconfig.read_text())
     return kubernetes.config.new_client_from_config_dict(config, temp_file_path=str(kubeconfig.parent))

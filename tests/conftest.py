@@ -22,7 +22,7 @@ pytest_plugins = [
     "container_fixtures",
     "object_stores",
     "forked_ranks",
-    "one_rank_runs",
+    "one_rank_worlds",
     "agent_pods",
 ]
 

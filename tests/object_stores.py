@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import boto3
 import pytest
 from benchmarks.ports import free_ports
 
-from spottrain.checkpoint import CheckpointStorage, open_storage
+# conftest.py loads this for all tests, and torch and boto3 take seconds to import.
+if TYPE_CHECKING:
+    from spottrain.checkpoint import CheckpointStorage
 
 KEYS = {"writer": ("writer", "writer-secret"), "reader": ("reader", "reader-secret")}
 
@@ -72,6 +73,8 @@ def s3_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
         "-volume.max=0",
         *(f"-{name}={port}" for name, port in zip(names, ports, strict=True)),
     ]
+    import boto3
+
     endpoint = f"http://127.0.0.1:{ports[6]}"
     client = boto3.client(
         "s3",
@@ -103,6 +106,7 @@ def moto_store() -> Iterator[ObjectStore]:
 
     Its code is different from SeaweedFS's, and it gives AWS's error codes.
     """
+    import boto3
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -214,6 +218,8 @@ class JobStore:
     environment: dict[str, str] = field(default_factory=dict)
 
     def open(self) -> CheckpointStorage:
+        from spottrain.checkpoint import open_storage
+
         return open_storage(self.uri, endpoint_url=self.endpoint_url)
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import patch
 
-import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -18,28 +14,6 @@ from torch.optim.lr_scheduler import LRScheduler
 import spottrain
 
 STEPS = 6
-
-
-@pytest.fixture
-def world_of_its_own() -> Iterator[None]:
-    """End the world of one rank that the test's session has made.
-
-    DeepSpeed and Accelerate note worlds in the environment, also those of earlier tests.
-    """
-    with patch.dict(os.environ):
-        os.environ.pop("LOCAL_RANK", None)
-        yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-@pytest.fixture
-def no_accelerator_afterwards(world_of_its_own: None) -> Iterator[None]:
-    """End the state that Accelerate keeps of that world."""
-    yield
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def train(
