@@ -77,12 +77,12 @@ def first_lines(source: str) -> Iterator[tuple[str, str]]:
 
 
 def test_the_first_line_of_every_docstring_is_short() -> None:
-    """Under 80 characters, as tools show it alone."""
+    """Up to 110 characters, as tools show it alone."""
     files = [path for name in FOLDERS for path in sorted((CHECKOUT / name).rglob("*.py"))]
     lines = [(path, *found) for path in files for found in first_lines(path.read_text())]
     assert len(lines) > 1000
-    long = [f"{path.relative_to(CHECKOUT)}, {name}: {line}" for path, name, line in lines if len(line) >= 80]
-    assert not long, "\n".join(["Not under 80 characters:", *long])
+    long = [f"{path.relative_to(CHECKOUT)}, {name}: {line}" for path, name, line in lines if len(line) > 110]
+    assert not long, "\n".join(["Above 110 characters:", *long])
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__qualname__)
