@@ -12,8 +12,6 @@ from xdist.scheduler import LoadScopeScheduling
 # importlib mode leaves sys.path alone; the shared plugins lie beside this file.
 sys.path.insert(0, str(Path(__file__).parent))
 
-import release_before
-
 # What it asserts is told as a test's own assertions are.
 pytest.register_assert_rewrite("trainer_runs")
 pytest_plugins = [
@@ -41,10 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     run = config.getoption("--containers")
-    lines = [f"containers: {'run with podman' if run else 'left out; `make test-containers` runs them'}"]
-    if not release_before.is_in_history():
-        lines.append("history: the test with the release before is left out; `git fetch --unshallow` brings that")
-    return lines
+    return [f"containers: {'run with podman' if run else 'left out; `make test-containers` runs them'}"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -56,8 +51,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _leave_out("gpu", config, items)
     if not config.getoption("--containers"):
         _leave_out("containers", config, items)
-    if not release_before.is_in_history():
-        _leave_out("history", config, items)
     last = {item.path for item in items if _uses_a_kept_cluster(item)}
     items.sort(key=lambda item: (_folder(item) != "e2e", _folder(item) == "unit", item.path in last))
 

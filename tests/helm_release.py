@@ -23,7 +23,7 @@ NEWER_FIELD = "activeDeadlineSeconds"
 
 
 def older_chart(folder: Path) -> Path:
-    """This chart as if it were of a release before NEWER_FIELD."""
+    """This chart with a CRD that lacks NEWER_FIELD."""
     chart = shutil.copytree(chart_folder(), folder / "older-chart")
     file = chart / "definitions" / f"{crd.NAME}.yaml"
     definition = yaml.safe_load(file.read_text())

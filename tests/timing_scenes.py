@@ -27,6 +27,7 @@ from scene import (
 from spottrain_api.contract import (
     TAINT_PREEMPTION,
     AgentPhase,
+    CapacityType,
     Cause,
     CheckpointTimings,
     FailureReason,
@@ -37,6 +38,7 @@ from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, Pro
 from spottrain_operator.core import timing
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import culprits, members_of
+from spottrain_operator.core.facts.pools import pool_hash
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import CreatePod, DeletePod, Refusal
 from spottrain_operator.core.policies.transitions import open_transition
@@ -350,7 +352,8 @@ def stays_after_the_hint(seconds: float) -> bool:
 def is_moved_to_another_pool(seconds: float) -> bool:
     pools = [{"name": name, "capacityType": "spot", "provider": "gke"} for name in ("a", "b")]
     scene = waiting_job(0, nodes={"max": 1}, capacity={"fallback": {"afterSeconds": 0}, "pools": pools})
-    scene = scene.with_pod(pod(3, **NOT_UP, pool="a", node=None, unschedulable_since=ago(seconds)))
+    of_pool = {"pool": "a", "pool_hash": pool_hash(scene.observed.job.spec, CapacityType.SPOT, "a")}
+    scene = scene.with_pod(pod(3, **NOT_UP, **of_pool, node=None, unschedulable_since=ago(seconds)))
     return any(isinstance(action, DeletePod) for action in scene.plan().actions)
 
 

@@ -55,15 +55,6 @@ def test_a_manifest_comes_back_as_it_was() -> None:
     assert manifest().rank_states == ({"rank": 0}, {"rank": 1})
 
 
-def test_a_manifest_that_is_nested_as_deep_as_pydantic_writes_it_is_read() -> None:
-    """Older versions committed such states."""
-    deep: Any = None
-    for _ in range(250):
-        deep = [deep]
-    data, sha256 = serialise(manifest().model_copy(update={"extra": deep}))
-    assert parse_manifest(data, committed(data, sha256)).extra == deep
-
-
 @given(st.integers(0), st.integers(0, 7))
 def test_any_flipped_bit_is_noticed(position: int, bit: int) -> None:
     data, sha256 = serialise(manifest())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 
 import pytest
 import torch
@@ -102,14 +101,14 @@ def test_only_what_is_whole_counts() -> None:
     assert steps(storage) == [10]
 
 
-def test_a_manifest_without_a_time_gives_a_commit_with_one() -> None:
+def test_a_manifest_with_a_time_that_is_none_is_passed_over() -> None:
     storage = MemoryStorage()
-    save(storage, 1, 10)
-    key = key_of(storage, 10, "manifest.json")
+    save(storage, 1, 10, 20)
+    key = key_of(storage, 20, "manifest.json")
     manifest = Manifest.parse(storage.get(key)[0], key)
-    storage.put(key, serialise(manifest.model_copy(update={"saved_at": ""}))[0])
+    storage.put(key, serialise(manifest.model_copy(update={"saved_at": "long ago"}))[0])
     storage.delete([HEAD_KEY])
-    assert datetime.fromisoformat(head_of(storage).commits[0].committed_at).tzinfo is UTC
+    assert [commit.step for commit in head_of(storage).commits] == [10]
 
 
 def test_a_head_with_a_time_that_is_none_is_rebuilt() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from scene import NOW, Scene, at, pod, training_job, waiting_job
 from simulation import spec_of
-from spottrain_api.contract import ANNOTATION_POOL_HASH, CapacityType
+from spottrain_api.contract import CapacityType
+from spottrain_operator.core.facts.pools import pool_hash
 from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway, PodView, Refusal
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.observe import pod_view
@@ -37,7 +38,7 @@ def pools(*pools: dict[str, Any]) -> dict[str, Any]:
     return {"nodes": {"min": 1, "max": 5}, "capacity": {"pools": list(pools)}}
 
 
-def waiting_pod(spec: dict[str, Any], pool: str | None, *, of_older_release: bool = False) -> PodView:
+def waiting_pod(spec: dict[str, Any], pool: str | None) -> PodView:
     """The fifth pod as the operator created it and reads it again. No node suits it."""
     manifest = build_pod(
         JobRef(namespace="default", name="job", uid="0123456789ab"),
@@ -48,11 +49,14 @@ def waiting_pod(spec: dict[str, Any], pool: str | None, *, of_older_release: boo
         pool=pool,
         control=ControlAddress(url="https://control:8443", ca="CA"),
     )
-    if of_older_release:
-        del manifest["metadata"]["annotations"][ANNOTATION_POOL_HASH]
     manifest["metadata"] |= {"uid": "u5", "creationTimestamp": at(80).isoformat()}
     read = pod_view(trimmed_pod(manifest | {"status": {"phase": "Pending", "conditions": [NO_NODE]}}))
     return replace(read, template_hash="t1")
+
+
+def in_pool(scene: Scene, sequence: int, name: str, capacity_type: CapacityType = CapacityType.SPOT) -> Scene:
+    """The pod asks for nodes of the pool as it is in the job."""
+    return scene.pod(sequence, pool=name, pool_hash=pool_hash(scene.observed.job.spec, capacity_type, name))
 
 
 def num_created(scene: Scene) -> int:
@@ -107,12 +111,6 @@ def test_a_pod_that_waits_for_any_node_is_replaced_once_there_are_pools() -> Non
 def test_a_pod_with_a_node_stays() -> None:
     placed = replace(waiting_pod(pools(FAST), "fast"), node="n5", unschedulable_since=None)
     assert not replaced(training_job(**pools()).with_pod(placed))
-
-
-@pytest.mark.parametrize(("now", "edited"), [((FAST,), False), ((FAST | {"name": "other"},), True)], ids=["", "gone"])
-def test_an_upgrade_replaces_no_pod_whose_pool_is_there(now: tuple[dict[str, Any], ...], edited: bool) -> None:
-    waiting = waiting_pod(pools(FAST), "fast", of_older_release=True)
-    assert replaced(waiting_job(0, **pools(*now)).with_pod(waiting)) == edited
 
 
 def test_a_job_that_a_newer_version_wrote_keeps_its_pods() -> None:
@@ -204,10 +202,10 @@ def test_pods_that_wait_in_a_pool_without_nodes_move_to_another() -> None:
         dry(FAST, SLOW, fallback={"afterSeconds": 301}),
         dry(FAST),
         dry(FAST, ON_DEMAND | {"name": "slow"}, fallback={"policy": "None"}),
-        dry(FAST, FAST).pod(5, pool_hash=None),
+        in_pool(dry(FAST, FAST), 5, "fast"),
         dry(FAST, SLOW).pod(5, waiting_message=NO_CLAIM),
         dry(FAST, SLOW).job(not_understood=("spec.capacity.pools",)),
-        dry(FAST, SLOW, num_waiting=2).pod(6, pool="slow", pool_hash=None),
+        in_pool(dry(FAST, SLOW, num_waiting=2), 6, "slow"),
         replace(dry(FAST, SLOW), observed=replace(dry(FAST, SLOW).observed, refusal=REFUSED)),
         replace(dry(FAST, SLOW), observed=replace(dry(FAST, SLOW).observed, kept_away={"u5": KeptAway(num_down=1)})),
     ],
@@ -233,7 +231,7 @@ def test_a_node_that_does_not_come_up_is_not_awaited_for_ever() -> None:
 
 
 def test_a_pool_that_is_added_is_tried_at_once() -> None:
-    scene = dry(FAST, SLOW, num_waiting=2).pod(6, pool="slow", pool_hash=None)
+    scene = in_pool(dry(FAST, SLOW, num_waiting=2), 6, "slow")
     added = FAST | {"name": "added", "nodeSelector": {"team": "c"}}
     assert moved(scene.spec(**pools(FAST, SLOW, added) | {"nodes": {"min": 1, "max": 6}})) == ["added"] * 2
 
@@ -251,7 +249,7 @@ def test_on_demand_pods_move_too_but_none_that_is_beyond_the_floor(floor: int) -
     """Such a pod stands in for a spot pod that is tried again."""
     more = ON_DEMAND | {"name": "more"}
     scene = dry(SLOW, ON_DEMAND, more, onDemand={"min": floor})
-    scene = scene.pod(5, capacity_type=CapacityType.ON_DEMAND, pool_hash=None)
+    scene = in_pool(scene.pod(5, capacity_type=CapacityType.ON_DEMAND), 5, "fast", CapacityType.ON_DEMAND)
     assert ("more" in created_in(scene)) == bool(floor)
     deleted = [each.name for each in scene.plan().actions if isinstance(each, DeletePod)]
     assert deleted == ["job-5"] * floor

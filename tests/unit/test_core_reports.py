@@ -375,8 +375,8 @@ def test_the_wait_for_data_is_that_of_the_rank_that_waits_longest() -> None:
     assert scene.plan().status.progress.data_wait_ratio == 0.4
     longer_than_a_step = training(60).model_copy(update={"data_wait_seconds": 9.0})
     assert scene.says(3, progress=longer_than_a_step).plan().status.progress.data_wait_ratio == 1.0
-    older = training_job().status(accounted_at=None).all_say(progress=training(60))
-    assert older.plan().status.progress.data_wait_ratio is None
+    unknown = training_job().status(accounted_at=None).all_say(progress=training(60))
+    assert unknown.plan().status.progress.data_wait_ratio is None
 
 
 def test_only_a_large_loss_loses_digits() -> None:

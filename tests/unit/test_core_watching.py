@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from scene import ENDED, Scene, training_job
-from spottrain_api.contract import AgentPhase, AgentReport, NodeWatch, WatchState
+from spottrain_api.contract import AgentPhase, NodeWatch, WatchState
 from spottrain_api.v1alpha1 import Condition, Phase
 from spottrain_operator.core.timing import UNWATCHED
 
@@ -151,7 +151,7 @@ def test_the_last_spot_member_that_goes_takes_it_along() -> None:
     assert found.status == "True"
 
 
-def test_members_on_demand_and_older_agents_have_no_watcher() -> None:
+def test_members_on_demand_have_no_watcher() -> None:
     assert condition(training_job()) is None
     assert condition(training_job().says(1, watch=MISSING)) is None
 
@@ -187,9 +187,3 @@ def test_a_long_list_and_a_hostile_error_stay_short() -> None:
     assert "n10, n100, n101, n102, n103 and 292 more: a preemption" in found.message
     assert found.message.isprintable()
     assert len(found.message) < 1000
-
-
-def test_an_older_operator_reads_the_report_of_a_newer_agent() -> None:
-    """What it doesn't know is ignored: a message may have more fields."""
-    report = watched_job().observed.reports["u4"].report
-    assert AgentReport.from_json(report.to_json().replace('"watch"', '"newer"')).watch is None

@@ -61,7 +61,7 @@ def silence(setup: Setup, pod: PodIdentity) -> float:
 
 def polling(setup: Setup, pod: PodIdentity, after: str) -> asyncio.Task[Any]:
     headers = {"Authorization": f"Bearer {setup.tokens[pod.uid]}"}
-    return asyncio.create_task(setup.client.get(f"/v1/assignment?peers=1&wait=60&after={after}", headers=headers))
+    return asyncio.create_task(setup.client.get(f"/v1/assignment?wait=60&after={after}", headers=headers))
 
 
 async def are_present(setup: Setup, number: int) -> None:
@@ -71,7 +71,7 @@ async def are_present(setup: Setup, number: int) -> None:
 
 
 async def revision(setup: Setup) -> str:
-    answer = await setup.client.get("/v1/assignment?peers=1", headers=AUTHORIZED)
+    answer = await setup.client.get("/v1/assignment", headers=AUTHORIZED)
     return RelayAssignment.from_json(await answer.read()).revision
 
 
@@ -79,13 +79,10 @@ async def revision(setup: Setup) -> str:
 
 
 async def test_node_rank_0_hears_what_its_peers_are_assigned(setup: Setup) -> None:
-    answer = await setup.client.get("/v1/assignment?peers=1", headers=AUTHORIZED)
+    answer = await setup.client.get("/v1/assignment", headers=AUTHORIZED)
     told = RelayAssignment.from_json(await answer.read())
     assert told.peers == {uid: GENERATION[uid] for uid in (PEER.uid, OTHER.uid)}
     assert answer.headers["ETag"] == f'"{told.revision}"'
-    plain = await setup.client.get("/v1/assignment", headers=AUTHORIZED)
-    assert Assignment.from_json(await plain.read()) == GENERATION[POD.uid], "as an older agent asks"
-    assert "peers" not in await plain.text()
 
 
 @pytest.mark.parametrize(
@@ -95,7 +92,7 @@ async def test_node_rank_0_hears_what_its_peers_are_assigned(setup: Setup) -> No
 )
 async def test_others_hear_of_themselves_alone(setup: Setup, told: Assignment) -> None:
     setup.board.publish(JOB, GENERATION | {POD.uid: told})
-    answer = await setup.client.get("/v1/assignment?peers=1", headers=AUTHORIZED)
+    answer = await setup.client.get("/v1/assignment", headers=AUTHORIZED)
     found = RelayAssignment.from_json(await answer.read())
     assert found.peers is None
     assert found.revision == told.revision
@@ -130,8 +127,8 @@ def test_peers_are_told_the_relay_of_node_rank_0() -> None:
     assert relays_for(job, reports) == {member.pod_uid: relay for member in others}, "the first is the relay itself"
     without = {uid: view for uid, view in reports.items() if uid != first.pod_uid}
     assert relays_for(job, without) == {}, "an operator that has just started"
-    older = training_job().observed
-    assert relays_for(older.job, older.reports) == {}, "an older agent"
+    relayed = training_job().observed
+    assert relays_for(relayed.job, relayed.reports) == {}, "what is passed on names no relay"
     assert assignment_for(job, others[0].pod_uid).relay is None
 
 

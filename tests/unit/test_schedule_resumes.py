@@ -24,7 +24,6 @@ from torch.optim.lr_scheduler import (
 )
 
 from one_rank_runs import STEPS, train
-from spottrain.recovery.training_state import TrainingState
 from spottrain.schedules import warmup_cosine
 
 pytestmark = pytest.mark.usefixtures("world_of_its_own")
@@ -203,19 +202,3 @@ def test_a_schedule_whose_own_rates_are_for_other_groups_is_refused(
         train(f"file://{tmp_path}", schedule, 4, make=in_two_groups)
     said = f"step 2 has a {name} for 1 parameter groups, and the script forms 2. Set the groups back, or"
     assert said in capsys.readouterr().err
-
-
-def test_a_commit_that_does_not_name_the_class_of_its_schedule_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As those of the release before."""
-    whole = train(f"file://{tmp_path}/whole", sequence, STEPS)
-    extra = TrainingState.extra
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            TrainingState,
-            "extra",
-            lambda state: {name: value for name, value in extra(state).items() if name != "scheduler_class"},
-        )
-        train(f"file://{tmp_path}/halves", sequence, STEPS // 2)
-    assert torch.equal(train(f"file://{tmp_path}/halves", sequence, STEPS), whole)

@@ -115,7 +115,6 @@ class Agent:
         self._shutdown_grace: float | None = None
         self._stop: asyncio.Task[None] | None = None
         self._notices: NoticeClient | None = None
-        self._operators_version = 0
         self._leave = asyncio.Event()
 
     async def run(self) -> int:
@@ -172,13 +171,12 @@ class Agent:
     # --- events ------------------------------------------------------------------------------------------
 
     def _on_assignment(self, assignment: Assignment) -> None:
-        self._operators_version = assignment.protocol_version
         number = assignment.generation.number if assignment.generation else None
         logger.info("assignment: %s generation %s", assignment.action, number)
         if assignment.shutdown_grace_seconds is not None:  # a node may still run after its object is deleted
             self._shutdown_grace = assignment.shutdown_grace_seconds
         if self._notices is not None:
-            self._notices.expect(assignment.watcher if assignment.protocol_version >= 1 else None)
+            self._notices.expect(assignment.watcher)
         activity = self._activity
         if activity is not None and self._state.is_active and assignment.action is AssignmentAction.STOP:
             self._stop = asyncio.create_task(self._stop_once_explained(assignment, activity))
@@ -368,6 +366,6 @@ class Agent:
             notices=state.all_notices,
             replica_port=self._replicas.port,
             held=self._replicas.held,
-            watch=self._notices.watch.understood_by(self._operators_version) if self._notices else None,
+            watch=self._notices.watch if self._notices else None,
             sent_at=datetime.now(UTC),
         )

@@ -31,7 +31,7 @@ class NoticeClient:
         self._url = watcher_url
         self._clock = clock
         self._since = clock()
-        self._mark: str | None = None
+        self._mark = ""
         self._told = asyncio.Event()
         self._watch = NodeWatch(state=WatchState.MISSING, trouble=f"{watcher_url} was not asked yet")
 
@@ -40,11 +40,8 @@ class NoticeClient:
         """Whether the notices can be heard, and for how long that has been so."""
         return self._watch.model_copy(update={"seconds": self._clock() - self._since})
 
-    def expect(self, mark: str | None) -> None:
-        """Believe only the watcher with this mark on the node: nobody, if it is empty.
-
-        None: the operator is too old to tell. Then whoever answers is believed.
-        """
+    def expect(self, mark: str) -> None:
+        """Believe only the watcher with this mark on the node: nobody, if it is empty."""
         self._mark = mark
         self._told.set()
 
@@ -86,9 +83,9 @@ class NoticeClient:
 
     def _doubt(self, notices: NoticeList | None) -> str | None:
         """Why whoever answers is not the watcher of this node; None if it may be."""
-        if self._mark == "":
+        if not self._mark:
             return f"{self._url} answers, but no watcher has marked the node"
-        if self._mark is None or notices is None or not notices.notices:
+        if notices is None or not notices.notices:
             return None
         if notices.proof is not None and hmac.compare_digest(watcher_mark(notices.proof), self._mark):
             return None

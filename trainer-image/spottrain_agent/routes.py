@@ -18,7 +18,6 @@ from spottrain_api.contract import (
     MAX_LONG_POLL_SECONDS,
     PATH_ASSIGNMENT,
     PATH_REPORT,
-    QUERY_PEERS,
     REPORT_SECONDS_HEADER,
     AgentReport,
     Relay,
@@ -101,7 +100,7 @@ class DirectRoute:
         endpoint = self._endpoint()
         async with self._session.get(
             endpoint.url + PATH_ASSIGNMENT,
-            params={"after": revision, "wait": f"{seconds:g}", QUERY_PEERS: "1"},
+            params={"after": revision, "wait": f"{seconds:g}"},
             headers=self._headers(),
             timeout=POLL_TIMEOUT,
             ssl=endpoint.trust,

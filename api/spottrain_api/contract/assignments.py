@@ -97,7 +97,7 @@ class Assignment(PeerMessage):
     STOP and DRAIN name their generation, so that a late message can't hit the next one.
     `show_stacks`: a STOP because of a hang; the agent first logs where each rank stands.
     `shutdown_grace_seconds` is what the shutdown of the agent's node leaves its pods, if that is known.
-    `watcher` is the mark of the node's watcher (`watcher_mark`); "" if it has none. Since version 1.
+    `watcher` is the mark of the node's watcher (`watcher_mark`); "" if it has none.
     `relay` is where the agent may ask and report instead. None if there is none, or not yet.
     """
 
@@ -129,7 +129,7 @@ class RelayAssignment(Assignment):
     """An assignment for an agent that can relay, with those of its peers.
 
     `peers` are the other members of the generation in which the agent has node rank 0, by pod uid. None if there are
-    none, and from older operators.
+    none.
     """
 
     peers: dict[str, Assignment] | None = None
@@ -167,9 +167,9 @@ class AgentReport(PeerMessage):
       the agent's monotonic clock.
     - replica_port: port at which this member keeps replicated shards, its own and those of its peers.
     - held: what it holds of replicated steps, oldest first.
-    - watch: whether it can hear the notices for its node. None on an on-demand node, and from older agents.
-    - relay_port, relay_token: where it would relay its peers, with node rank 0. None from older agents, and in what a
-      relay passes on: the token doesn't cross that wire.
+    - watch: whether it can hear the notices for its node. None on an on-demand node.
+    - relay_port, relay_token: where it would relay its peers, with node rank 0. None in what a relay passes on: the
+      token doesn't cross that wire.
     - process, number: of two reports of a process, the one with the higher number is newer, whichever way they came.
     """
 

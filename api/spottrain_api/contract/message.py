@@ -13,7 +13,6 @@ from pydantic.alias_generators import to_camel
 from spottrain_api.wording import printable
 
 # Version of what the parts say to each other. It rises with each release that has something new to say.
-# 0: releases before there were versions. 1: the mark and the proof of a node's watcher, and WatchState.STARTING.
 PROTOCOL_VERSION = 1
 
 # Longer text in a report is refused.
@@ -85,18 +84,10 @@ class Message(BaseModel):
 
 
 class PeerMessage(Message):
-    """Base of the messages between parts, whose releases may differ by one.
+    """Base of the messages between parts, whose releases may differ.
 
     Attributes:
-        protocol_version: The sender's. What only newer peers understand is not sent to older ones.
+        protocol_version: The sender's.
     """
 
     protocol_version: int = PROTOCOL_VERSION
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """As Message. A message without a version is one of version 0."""
-        message = super().from_json(text)
-        if "protocol_version" in message.model_fields_set:
-            return message
-        return message.model_copy(update={"protocol_version": 0})

@@ -71,8 +71,6 @@ QUIET_REPORT_SECONDS = 240.0
 PATH_ASSIGNMENT = "/v1/assignment"
 PATH_REPORT = "/v1/report"
 PATH_NOTICE = "/v1/notice"
-# Parameter of a poll: answer with the assignments of the pod's peers, too, if it has node rank 0 (RelayAssignment).
-QUERY_PEERS = "peers"
 # Header with which whoever holds replicas reports the processor time that it took to receive an object.
 PROCESSOR_SECONDS = "Spottrain-Processor-Seconds"
 

@@ -103,16 +103,10 @@ class NodeWatch(Message):
 
     - seconds: since the state began, by the agent's monotonic clock.
     - trouble: why the notices can't be heard, in the words of the watcher or of the connection to it.
-    - hears_cloud: False if the watcher says that it hears only Kubernetes. Older watchers don't say so.
+    - hears_cloud: False if the watcher says that it hears only Kubernetes.
     """
 
     state: WatchState
     seconds: float = 0.0
     trouble: Text | None = None
     hears_cloud: bool = True
-
-    def understood_by(self, protocol_version: int) -> NodeWatch:
-        """The same in words that an operator of this version knows."""
-        if protocol_version >= 1 or self.state is not WatchState.STARTING:
-            return self
-        return self.model_copy(update={"state": WatchState.BLIND})

@@ -129,29 +129,27 @@ class AssignmentBoard:
         """Whether the pod has an assignment."""
         return pod_uid in self._assignments
 
-    async def next(
-        self, pod_uid: str, *, after: str | None, timeout_seconds: float, with_peers: bool = False
-    ) -> Assignment | None:
+    async def next(self, pod_uid: str, *, after: str | None, timeout_seconds: float) -> Assignment | None:
         """Wait for the pod's assignment to have another revision than `after`.
 
         A pod without an assignment waits, too: right after a restart, the operator must not assign anything to a pod
         that trains before it has observed it.
 
         Returns:
-            The assignment, `with_peers` with those of the members that it leads, or None if nothing changes within
+            The assignment, with those of the members that it leads, or None if nothing changes within
             `timeout_seconds`.
         """
         try:
             async with asyncio.timeout(timeout_seconds):
-                while (told := self._told(pod_uid, with_peers=with_peers)) is None or told.revision == after:
+                while (told := self._told(pod_uid)) is None or told.revision == after:
                     await self._changed.setdefault(pod_uid, asyncio.Event()).wait()
                 return told
         except TimeoutError:
             return None
 
-    def _told(self, pod_uid: str, *, with_peers: bool) -> Assignment | None:
+    def _told(self, pod_uid: str) -> Assignment | None:
         own = self._assignments.get(pod_uid)
-        peers = self.led_by(pod_uid) if with_peers else None
+        peers = self.led_by(pod_uid)
         return own if own is None or not peers else RelayAssignment(**dict(own), peers=peers)
 
 

@@ -22,7 +22,6 @@ from spottrain_api.contract import (
     MAX_LONG_POLL_SECONDS,
     PATH_ASSIGNMENT,
     PATH_REPORT,
-    QUERY_PEERS,
     QUIET_REPORT_SECONDS,
     REPORT_SECONDS,
     REPORT_SECONDS_HEADER,
@@ -115,7 +114,6 @@ class ControlApi:
                 pod.uid,
                 after=after,
                 timeout_seconds=self._seconds(request),
-                with_peers=QUERY_PEERS in request.query,
             )
         # An operator that lost the lease during the poll must not hand out its old decisions.
         require_leader(self._is_ready)

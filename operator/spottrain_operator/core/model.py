@@ -59,7 +59,7 @@ class PodView:
     grace_seconds: float = DEFAULT_GRACE_SECONDS  # spec.terminationGracePeriodSeconds
     container_started: bool = False  # the container runs, or has run
     pool: str | None = None
-    pool_hash: str | None = None  # None: an older release created the pod, or it has no pool
+    pool_hash: str | None = None  # None: it has no pool
     protection: Mapping[str, str] = field(default_factory=dict)  # annotations that ask autoscalers to leave the node
 
     @property

@@ -129,7 +129,7 @@ class TrainingState:
         self.engine.load_state(tensors)
         if self.scheduler is not None and loaded.extra["scheduler"] is not None:
             self._load_schedule(self.scheduler, loaded, scripts)
-        for name, saved in loaded.extra.get("stateful", {}).items():
+        for name, saved in loaded.extra["stateful"].items():
             if name in self.stateful:
                 advice = "Let its load_state_dict take that state, too"
                 _load_part(f"{name} (stateful)", self.stateful[name], saved, loaded.step, advice=advice)
@@ -179,11 +179,8 @@ class TrainingState:
             scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
 
     def _other_schedule(self, loaded: Loaded) -> str | None:
-        """The class of the commit's schedule, if it is not the script's.
-
-        Older commits don't name it.
-        """
-        before = loaded.extra.get("scheduler_class")
+        """The class of the commit's schedule, if it is not the script's."""
+        before: str | None = loaded.extra["scheduler_class"]
         return before if self.scheduler is not None and before != type(self.scheduler).__name__ else None
 
     def options(self) -> Options:
@@ -224,13 +221,13 @@ class TrainingState:
 
         This run can continue with them.
         """
-        before, now = loaded.extra.get("engine"), self.engine_name
+        before, now = loaded.extra["engine"], self.engine_name
         if None not in (before, now) and before != now:
             yield (
                 f"The checkpoint at step {loaded.step} was made with the strategy {before}, and training continues "
                 f"from it with {now}: the weights and the order of the samples are the same, the rounding is not."
             )
-        length, new_length = loaded.extra.get("total_steps"), self.total_steps
+        length, new_length = loaded.extra["total_steps"], self.total_steps
         if self.scheduler is not None and None not in (length, new_length) and length != new_length:
             yield (
                 f"The checkpoint at step {loaded.step} is of a run of {length} steps, and this run has {new_length}. "
@@ -249,7 +246,7 @@ class TrainingState:
                 f"{type(self.scheduler).__name__} continues from there. The first step has the learning rate of the "
                 "checkpoint. A LambdaLR then follows its function; most others go on from that rate."
             )
-        new = self.stateful.keys() - loaded.extra.get("stateful", {}).keys() - {STABILITY}
+        new = self.stateful.keys() - loaded.extra["stateful"].keys() - {STABILITY}
         if new:
             yield (
                 f"The checkpoint at step {loaded.step} holds no state of {', '.join(sorted(new))} (stateful), which "

@@ -36,13 +36,11 @@ def asks_for_current_nodes(pod: PodView, spec: TrainingJobSpec) -> bool:
     """Whether `pod` asks for nodes as the job's pools are now.
 
     If the job has no pools, it asks for any nodes.
-
-    Pods that an older release created have no hash. Their pool only has to be there.
     """
     if pod.pool is None:
         return not spec.capacity.pools
     current = pool_hash(spec, pod.capacity_type, pod.pool)
-    return current is not None and pod.pool_hash in (None, current)
+    return current is not None and pod.pool_hash == current
 
 
 def pool_sentence(pod: PodView, spec: TrainingJobSpec) -> str:

@@ -32,10 +32,7 @@ class SpotWatch:
 
 
 def spot_watches(generation: GenerationStatus | None, reports: Mapping[str, ReportView]) -> tuple[SpotWatch, ...]:
-    """The watch on each member's spot node, as its agent reports it.
-
-    Agents of older versions don't report it.
-    """
+    """The watch on each member's spot node, as its agent reports it."""
     return tuple(
         SpotWatch(node=member.node, watch=view.report.watch)
         for member in (generation.members if generation is not None else ())

@@ -33,7 +33,7 @@ def dump_checksummed(model: BaseModel, *, indent: int | None = None, exclude: An
 
 
 def verify_checksummed(data: bytes) -> bytes:
-    """The JSON without its checksum. JSON that never had one is returned as it is.
+    """The JSON without its checksum. JSON without one, as a later format may be, is returned as it is.
 
     Raises:
         ChecksumMismatch: The bytes are not those that were written.

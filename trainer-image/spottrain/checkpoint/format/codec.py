@@ -23,7 +23,7 @@ Tensors = dict[str, torch.Tensor]
 
 # Limit of the tensors among plain values, in total: they are read with every manifest.
 MAX_INLINE_BYTES = 1 << 20
-# Levels of JSON in a state. Earlier versions read manifests with 199 levels, and all write more.
+# Levels of JSON in a state. Parsers such as pydantic's stop at some two hundred, writers don't.
 MAX_LEVELS = 180
 _SHOWN_LEVELS = 5
 

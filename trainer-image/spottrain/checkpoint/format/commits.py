@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint
 from spottrain.checkpoint.format.checksummed_json import dump_checksummed, verify_checksummed
 
-# A manifest or HEAD that refers to objects of other commits has a version of its own: older readers would take it for
-# damaged.
+# Of HEAD and of manifests. A reader refuses any other, because it would take what it doesn't know for damage.
 FORMAT_VERSION = 1
-FROZEN_FILES_VERSION = 2
-FORMAT_VERSIONS = (FORMAT_VERSION, FROZEN_FILES_VERSION)
 
 
 def manifest_key(prefix: str) -> str:
     """The key of the manifest of the attempt at `prefix`."""
     return f"{prefix}manifest.json"
+
+
+def _checked(time: str) -> str:
+    datetime.fromisoformat(time)
+    return time
+
+
+# UTC, ISO 8601. For people: no decision depends on it.
+Time = Annotated[str, AfterValidator(_checked)]
 
 
 class Commit(BaseModel):
@@ -33,17 +39,10 @@ class Commit(BaseModel):
     attempt: str
     """Prefix of the attempt that wrote all the objects of this checkpoint, with its trailing slash."""
     manifest_sha256: str
-    committed_at: str
-    """UTC, ISO 8601. For people: no decision depends on it."""
+    committed_at: Time
     needs: tuple[str, ...] = ()
     """Attempts of other commits to whose frozen weights this one refers (frozen_files.py). They stay as long as
     it."""
-
-    @field_validator("committed_at")
-    @classmethod
-    def _is_a_time(cls, value: str) -> str:
-        datetime.fromisoformat(value)
-        return value
 
     @property
     def manifest(self) -> str:
@@ -75,15 +74,8 @@ class Head(BaseModel):
         return {prefix for commit in self.commits for prefix in (commit.attempt, *commit.needs)}
 
     def serialise(self) -> bytes:
-        """The bytes to store.
-
-        Older readers know this form, unless a commit refers to objects of another one.
-        """
-        plain = {number for number, commit in enumerate(self.commits) if not commit.needs}
-        refers = len(plain) < len(self.commits)
-        head = self.model_copy(update={"format_version": FROZEN_FILES_VERSION if refers else FORMAT_VERSION})
-        left_out = {"rebuilt": True, "commits": {number: {"needs"} for number in plain}}
-        return dump_checksummed(head, indent=1, exclude=left_out)
+        """The bytes to store."""
+        return dump_checksummed(self, indent=1, exclude={"rebuilt"})
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
@@ -94,11 +86,10 @@ class Head(BaseModel):
         try:
             text = verify_checksummed(data)
             version = json.loads(text)["format_version"]
-            if version not in FORMAT_VERSIONS:
+            if version != FORMAT_VERSION:
                 raise CheckpointMismatch(
-                    f"The checkpoints are of format version {version}; this spottrain reads {FORMAT_VERSION} to "
-                    f"{FROZEN_FILES_VERSION}. Use the spottrain that wrote them, or create a new job "
-                    "with a different checkpoint.uri."
+                    f"The checkpoints are of format version {version}; this spottrain reads {FORMAT_VERSION}. "
+                    "Use the spottrain that wrote them, or create a new job with a different checkpoint.uri."
                 )
             return cls.model_validate_json(text)
         except (ValueError, KeyError, TypeError) as error:

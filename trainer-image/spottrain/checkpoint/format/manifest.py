@@ -19,7 +19,7 @@ from zlib_ng import zlib_ng
 
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, ObjectNotFound
 from spottrain.checkpoint.format.checksummed_json import dump_checksummed, verify_checksummed
-from spottrain.checkpoint.format.commits import FORMAT_VERSION, FORMAT_VERSIONS, FROZEN_FILES_VERSION, Commit
+from spottrain.checkpoint.format.commits import FORMAT_VERSION, Commit, Time
 from spottrain.checkpoint.stores.storage import Buffer, CheckpointStorage
 
 BLOCK_BYTES = 4 << 20
@@ -158,8 +158,8 @@ class Manifest(_Model):
     """The state with its tensors replaced by their names, as `codec.split` returns it."""
     rank_states: tuple[Any, ...]
     extra: Any
-    saved_at: str = ""
-    """UTC, ISO 8601. For people."""
+    saved_at: Time = ""
+    """Empty in that of a replica in members' memory."""
 
     @model_validator(mode="after")
     def _chunks_lie_in_files(self) -> Self:
@@ -207,22 +207,17 @@ class Manifest(_Model):
         """
         try:
             text = verify_checksummed(data)
-            content = json.loads(text)  # reads deeper trees than pydantic's parser, as older versions wrote them
+            content = json.loads(text)
             version = content.get("format_version")
-            if version not in FORMAT_VERSIONS:
+            if version != FORMAT_VERSION:
                 raise CheckpointMismatch(
-                    f"{key} is of format version {version}; this spottrain reads {FORMAT_VERSION} to "
-                    f"{FROZEN_FILES_VERSION}."
+                    f"{key} is of format version {version}; this spottrain reads {FORMAT_VERSION}."
                 )
             return cls.model_validate(content)
         except ValidationError as error:
             raise CorruptCheckpoint(f"{key} is damaged: {_first(error)}.") from error
         except (ValueError, AttributeError) as error:
             raise CorruptCheckpoint(f"{key} is damaged: {error}.") from error
-
-
-# Fields of manifests and receipts that are None or empty without frozen weights.
-_OF_FROZEN_WEIGHTS = ("shared", "frozen", "frozen_entries")
 
 
 def data_key(prefix: str, rank: int) -> str:
@@ -285,7 +280,6 @@ def build_manifest(
     """
     tensors = index_tensors(entry for receipt in receipts for entry in receipt.entries)
     return Manifest(
-        format_version=FROZEN_FILES_VERSION if frozen_files else FORMAT_VERSION,
         generation=generation,
         step=step,
         world_size=len(receipts),
@@ -300,11 +294,8 @@ def build_manifest(
 
 
 def serialise(model: Manifest | Receipt) -> tuple[bytes, str]:
-    """The bytes of a manifest or receipt, and their SHA-256.
-
-    Without frozen weights, older readers know this form.
-    """
-    data = dump_checksummed(model, exclude={name for name in _OF_FROZEN_WEIGHTS if not getattr(model, name, None)})
+    """The bytes of a manifest or receipt, and their SHA-256."""
+    data = dump_checksummed(model)
     return data, hashlib.sha256(data).hexdigest()
 
 

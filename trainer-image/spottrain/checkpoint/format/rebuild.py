@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from datetime import UTC, datetime
 
 from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound
 from spottrain.checkpoint.format.attempt import ATTEMPTS, Attempt
@@ -70,7 +69,6 @@ def _whole(storage: CheckpointStorage, attempt: Attempt, sizes: dict[str, int]) 
         step=manifest.step,
         attempt=attempt.prefix,
         manifest_sha256=hashlib.sha256(data).hexdigest(),
-        # Early manifests don't say when they were saved.
-        committed_at=manifest.saved_at or datetime.now(UTC).isoformat(timespec="milliseconds"),
+        committed_at=manifest.saved_at,
         needs=manifest.needs(attempt.prefix),
     )

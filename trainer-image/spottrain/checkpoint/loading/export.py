@@ -109,12 +109,11 @@ def _peft(manifest: Manifest) -> dict[str, Any]:
             f"The commit has adapters whose names can't be names of folders: {', '.join(map(repr, unfit))}."
         )
     is_unknown = not adapters and any(name.startswith(f"{MODEL}base_model.model.") for name in manifest.tensors)
-    # A commit of an older version has other names if the script had compiled some layers.
     if is_unknown or not all(_names_its_tensors(adapter, manifest) for adapter in adapters.values()):
         raise ExportFailed(
-            "This is a PEFT model, and the commit doesn't say which tensors are its adapters: either the commit is "
-            "from an older version, or PEFT computes them when it saves. Export to a file that ends in .safetensors, "
-            "load it into the model that the script builds, and call that model's save_pretrained."
+            "This is a PEFT model, and the commit doesn't say which tensors are its adapters, because PEFT computes "
+            "them when it saves. Export to a file that ends in .safetensors, load it into the model that the script "
+            "builds, and call that model's save_pretrained."
         )
     return adapters
 
