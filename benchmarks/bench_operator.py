@@ -43,7 +43,7 @@ from benchmarks import clean_up_on_sigterm
 from benchmarks.scale.world import Result, percentile, say, world
 from spottrain_api.processes import open_many_files
 from spottrain_local.processes import watch_children_by_pidfd
-from spottrain_operator.core.timing import RECORD_INTERVAL
+from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.process import RECORDS_PER_HISTORY
 
 
@@ -136,7 +136,10 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable, help="interpreter that runs the operator")
     parser.add_argument("--settle", type=float, default=60.0, help="seconds between the start and the first part")
     parser.add_argument(
-        "--seconds", type=float, default=RECORDS_PER_HISTORY * RECORD_INTERVAL, help="length of the first part"
+        "--seconds",
+        type=float,
+        default=RECORDS_PER_HISTORY * DEFAULT_TIMING.record_interval,
+        help="length of the first part",
     )
     parser.add_argument("--parts", nargs="+", default=["rest", "notices", "restart"])
     parser.add_argument(

@@ -29,7 +29,7 @@ from spottrain_api.contract import (
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.server import ControlApi
-from spottrain_operator.core.timing import RECORD_INTERVAL
+from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.kube.client import ClusterError, JobKey, PodIdentity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -77,7 +77,9 @@ class Setup:
 
 
 @asynccontextmanager
-async def served(*peers: PodIdentity, record_interval: float = RECORD_INTERVAL) -> AsyncIterator[Setup]:
+async def served(
+    *peers: PodIdentity, record_interval: float = DEFAULT_TIMING.record_interval
+) -> AsyncIterator[Setup]:
     """Serve a control API that knows the pod POD of a job, and these."""
     cluster = MemoryCluster()
     cluster.tokens[TOKEN, TOKEN_AUDIENCE] = cluster.tokens[RENEWED_TOKEN, TOKEN_AUDIENCE] = POD

@@ -33,6 +33,7 @@ from spottrain_operator.core.model import (
     ReportView,
 )
 from spottrain_operator.core.plan import plan
+from spottrain_operator.core.timing import DEFAULT_TIMING
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = START + timedelta(seconds=100)
@@ -222,7 +223,7 @@ def waiting_job(num_pods: int = 4, **spec: Any) -> Scene:
         nodes={f"n{p.sequence}": NodeView(name=f"n{p.sequence}") for p in pods},
         template_hash="t1",
         listening_since=START,
-        record_interval=2.0,  # most scenes are seconds long
+        timing=replace(DEFAULT_TIMING, record_interval=2.0),  # most scenes are seconds long
     )
     return Scene(observed).all_say(phase=AgentPhase.IDLE)
 

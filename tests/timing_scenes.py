@@ -35,13 +35,13 @@ from spottrain_api.contract import (
     WatchState,
 )
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, ProgressStatus, Transition
-from spottrain_operator.core import timing
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import culprits, members_of
 from spottrain_operator.core.facts.pools import pool_hash
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import CreatePod, DeletePod, Refusal
 from spottrain_operator.core.policies.transitions import open_transition
+from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.objects.pod_events import wants_events
 
 NOT_UP: dict[str, Any] = {"phase": "Pending", "ready": False, "ready_since": None, "container_started": False}
@@ -84,7 +84,9 @@ def is_lost_while_others_ended(seconds: float) -> bool:
 def is_lost_without_its_relay(seconds: float) -> bool:
     scene = training_job().says(3, phase=AgentPhase.FAILED).says(4, age=seconds)
     lost_at = scene.observed.reports["u4"].received_at
-    return reason(scene.loses_relay(4, comes_by=lost_at + timedelta(seconds=timing.WITHOUT_RELAY))) == "NodeLost"
+    return (
+        reason(scene.loses_relay(4, comes_by=lost_at + timedelta(seconds=DEFAULT_TIMING.without_relay))) == "NodeLost"
+    )
 
 
 def is_lost_while_stuck(seconds: float) -> bool:
@@ -94,7 +96,7 @@ def is_lost_while_stuck(seconds: float) -> bool:
 def is_stuck(steps: float) -> bool:
     """The others count as stuck, so a member that is silent a moment longer is lost."""
     scene = training_job().in_steps_of(10.0, age=10.0 * steps)
-    return reason(scene.says(4, age=timing.SILENT_WHILE_STUCK + 1)) == "NodeLost"
+    return reason(scene.says(4, age=DEFAULT_TIMING.silent_while_stuck + 1)) == "NodeLost"
 
 
 def is_lost_alone(seconds: float) -> bool:
@@ -112,13 +114,13 @@ def is_candidate(seconds: float) -> bool:
 
 def is_missed_after_a_restart(seconds: float) -> bool:
     scene = training_job().forgets(4).node(4, ready=False)
-    started_at = ago(seconds + timing.SILENT_ON_LOST_NODE)
+    started_at = ago(seconds + DEFAULT_TIMING.silent_on_lost_node)
     return reason(replace(scene, observed=replace(scene.observed, listening_since=started_at))) == "NodeLost"
 
 
 def is_stepping(seconds: float) -> bool:
     scene = training_job().in_steps_of(None, age=seconds)
-    silence = timing.SILENT_ALONE + 10
+    silence = DEFAULT_TIMING.silent_alone + 10
     return reason(scene.says(4, age=silence, step_age_seconds=silence)) is None
 
 
@@ -187,7 +189,7 @@ def is_stopped(scene: Scene) -> bool:
 
 def is_stopped_in_a_planned_drain(seconds: float) -> bool:
     scene = training_job().spec(nodes={"min": 2, "max": 4}, runPolicy={"suspend": True}).decided()
-    return is_stopped(scene.later(seconds + timing.DRAIN_OVERTIME))
+    return is_stopped(scene.later(seconds + DEFAULT_TIMING.drain_overtime))
 
 
 def is_stopped_after_so_many_saves(num_saves: float) -> bool:
@@ -195,12 +197,12 @@ def is_stopped_after_so_many_saves(num_saves: float) -> bool:
     slow = training().model_copy(update={"checkpoint": timings})
     suspended = training_job().spec(nodes={"min": 2, "max": 4}, runPolicy={"suspend": True})
     scene = suspended.says(2, progress=slow).decided()
-    return is_stopped(scene.later(num_saves * 200.0 + timing.DRAIN_OVERTIME))
+    return is_stopped(scene.later(num_saves * 200.0 + DEFAULT_TIMING.drain_overtime))
 
 
 def is_stopped_on_a_marked_node(seconds: float) -> bool:
     scene = training_job().node(4, taints=(TAINT_PREEMPTION,)).decided()
-    return is_stopped(scene.later(seconds + timing.DRAIN_OVERTIME))
+    return is_stopped(scene.later(seconds + DEFAULT_TIMING.drain_overtime))
 
 
 def is_stopped_after_the_deadline(seconds: float) -> bool:
@@ -228,9 +230,9 @@ def is_culprit(seconds: float) -> bool:
     """A member that was lost, and had spoken so long after the others failed."""
     scene = failed(training_job(), FailureReason.LOST_PEER).says(4, phase=AgentPhase.RUNNING, failure=None).decided()
     scene = (
-        replace(scene, now=scene.now + timedelta(seconds=2 * timing.SILENT_WHILE_OTHERS_ENDED))
+        replace(scene, now=scene.now + timedelta(seconds=2 * DEFAULT_TIMING.silent_while_others_ended))
         .all_say()
-        .says(4, age=2 * timing.SILENT_WHILE_OTHERS_ENDED - seconds)
+        .says(4, age=2 * DEFAULT_TIMING.silent_while_others_ended - seconds)
     )
     generation = scene.observed.job.status.generation
     assert generation is not None
@@ -306,7 +308,7 @@ def is_replaced(seconds: float) -> bool:
 
 
 def is_remembered(seconds: float) -> bool:
-    return is_failed(ended_early(timing.MAX_START_FAILURES, seconds))
+    return is_failed(ended_early(DEFAULT_TIMING.max_start_failures, seconds))
 
 
 # --- growth, and the rest --------------------------------------------------------------------------------
@@ -369,7 +371,7 @@ def is_deleted_after_the_end(seconds: float) -> bool:
 
 def is_recorded(seconds: float) -> bool:
     scene = training_job().status(accounted_at=ago(seconds))
-    observed = replace(scene.observed, record_interval=timing.RECORD_INTERVAL)
+    observed = replace(scene.observed, timing=DEFAULT_TIMING)
     return replace(scene, observed=observed).plan().status.accounted_at == NOW
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,7 +26,7 @@ from spottrain_api.processes import open_many_files
 from spottrain_api.v1alpha1 import Network
 from spottrain_api.wording import one_line
 from spottrain_operator.control_api.certificate_keeper import CertificateSource
-from spottrain_operator.core.timing import RECORD_INTERVAL
+from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 from spottrain_operator.kube.client import ClusterError
 from spottrain_operator.kube.lease import LeaseSettings
 from spottrain_operator.kube.limits import DEFAULT_LIMITS, ClientLimits
@@ -34,6 +35,7 @@ from spottrain_operator.objects.placement import Site
 from spottrain_operator.options import (
     pod_labels_option,
     spot_labels_option,
+    timing_option,
     watch_labels_option,
     watch_namespaces_option,
 )
@@ -103,9 +105,10 @@ def _https(_context: click.Context, option: click.Parameter, text: str) -> str:
     "--progress-seconds",
     envvar="SPOTTRAIN_PROGRESS_SECONDS",
     type=click.FloatRange(min=1, max=120),  # the alert SpottrainJobStalled fires after 180 s without news
-    default=RECORD_INTERVAL,
+    default=DEFAULT_TIMING.record_interval,
     help="Seconds between two records of a job's progress in its status, while nothing else changes.",
 )
+@timing_option
 @spot_labels_option
 @click.option(
     "--allowed-network",
@@ -139,6 +142,7 @@ def main(
     client_qps: float,
     client_burst: int,
     progress_seconds: float,
+    timing: Timing,
     spot_labels: dict[str, str],
     allowed_networks: tuple[str, ...],
     network_policies: bool,
@@ -158,6 +162,8 @@ def main(
     # kopf logs every event that it passes on, and that its thread gets no signals; only decisions matter here.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
+    if timing != DEFAULT_TIMING:
+        logger.warning("the timings are not the defaults: %s", timing)
     settings = OperatorSettings(
         control_url=control_url,
         lease=LeaseSettings(
@@ -171,7 +177,7 @@ def main(
         certificate=CertificateSource(certificate_from),
         metrics_token_file=metrics_token_file,
         limits=ClientLimits(qps=client_qps, burst=client_burst),
-        record_interval=progress_seconds,
+        timing=replace(timing, record_interval=progress_seconds),
         health_port=health_port,
         metrics_port=metrics_port,
         site=Site(

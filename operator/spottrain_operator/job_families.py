@@ -17,7 +17,7 @@ from spottrain_api.contract import Member, Progress
 from spottrain_api.v1alpha1 import Phase, TrainingJobSpec, TrainingJobStatus
 from spottrain_operator.core.facts.watching import spot_watches
 from spottrain_operator.core.model import ReportView
-from spottrain_operator.core.timing import after
+from spottrain_operator.core.timing import Timing, after
 
 # Not "job", "namespace", "pod" and "node": Prometheus uses these names for the target, and its values would win.
 JOB = ("job_namespace", "job_name")
@@ -32,6 +32,7 @@ class JobNow:
     spec: TrainingJobSpec
     status: TrainingJobStatus
     reports: Mapping[str, ReportView] = field(default_factory=dict)
+    timing: Timing
     knows_budget: bool = True
 
     @property
@@ -199,7 +200,7 @@ FAMILIES = (
         _GAUGE,
         "spottrain_job_unwatched_members",
         "Members on spot nodes whose notices nobody hears: the node's watcher is missing or blind.",
-        lambda j: sum(each.unheard for each in spot_watches(j.status.running, j.reports)),
+        lambda j: sum(each.unheard for each in spot_watches(j.status.running, j.reports, j.timing)),
     ),
     _of_job(
         _GAUGE,

@@ -98,7 +98,10 @@ class Metrics:
         """Record a pass that decided on `after` by what it had observed."""
         job, reports = observed.job, observed.reports
         knows_budget = job.understands("runPolicy.failureBudget")
-        self._jobs.put(key, JobNow(spec=job.spec, status=after, reports=reports, knows_budget=knows_budget))
+        self._jobs.put(
+            key,
+            JobNow(spec=job.spec, status=after, reports=reports, knows_budget=knows_budget, timing=observed.timing),
+        )
         for histogram in (self._gap, self._drain, *self._checkpoint.values()):
             histogram.show(key)
         for transition in completed(job.status, after):

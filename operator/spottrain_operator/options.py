@@ -1,13 +1,16 @@
-"""Options of the programs in the operator's image: labels and namespaces."""
+"""Options of the programs in the operator's image: labels, namespaces and timings."""
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import fields
 from functools import partial
 
 import click
 
 from spottrain_api.wording import one_line
+from spottrain_operator.core.timing import Timing
 
 _KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
@@ -32,8 +35,32 @@ def _labels(_context: click.Context, option: click.Parameter, text: str) -> dict
     return labels
 
 
+def _timing(_context: click.Context, option: click.Parameter, text: str) -> Timing:
+    """Parse the durations that differ from the defaults, as JSON.
+
+    Raises:
+        click.BadParameter: It isn't an object of names and positive numbers.
+    """
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    types = {each.name: each.type for each in fields(Timing)}
+    if not isinstance(given, dict) or not all(
+        name in types and isinstance(value, (int, float) if types[name] == "float" else int) and value > 0
+        for name, value in given.items()
+    ):
+        raise click.BadParameter(
+            f'{one_line(text)!r} is not a JSON object of fields of Timing, such as {{"growth_interval": 2.0}}.',
+            param=option,
+        )
+    return Timing(**given)
+
+
 _labels_option = partial(click.option, default="", callback=_labels)
 
+# For tests and rehearsals alone: no value of the chart sets it, and --help doesn't show it.
+timing_option = click.option("--timing", envvar="SPOTTRAIN_TIMING", default="{}", callback=_timing, hidden=True)
 spot_labels_option = _labels_option(
     "--spot-labels",
     envvar="SPOTTRAIN_SPOT_LABELS",

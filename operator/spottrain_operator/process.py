@@ -28,7 +28,7 @@ from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.control_api.sockets import Port, keep_tls_buffers_small
 from spottrain_operator.controller import Controller, PassResult, Priority, Published
 from spottrain_operator.core.plan import plan
-from spottrain_operator.core.timing import RECORD_INTERVAL
+from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 from spottrain_operator.heap import keep_trimmed
 from spottrain_operator.kube.cache import Change
 from spottrain_operator.kube.client import ClusterError, ConflictError, JobKey, Kind, WatchClient
@@ -81,7 +81,7 @@ class OperatorSettings:
     - metrics_token_file: holds the token that /metrics asks for, over TLS. None: anybody may read it.
     - site: what the administrator says, for all jobs.
     - limits: of the requests to the API server.
-    - record_interval: seconds between two records of the progress of a job at rest.
+    - timing: the durations that decisions depend on.
     """
 
     control_url: str
@@ -95,7 +95,7 @@ class OperatorSettings:
     metrics_token_file: Path | None = None
     site: Site = Site()
     limits: ClientLimits = ClientLimits()
-    record_interval: float = RECORD_INTERVAL
+    timing: Timing = DEFAULT_TIMING
 
 
 class Operator:
@@ -121,7 +121,7 @@ class Operator:
         )
         self._board = AssignmentBoard()
         self._clock = SteadyClock()
-        self._reports = ReportBox(self._wake, now=self._clock)
+        self._reports = ReportBox(self._wake, now=self._clock, without_relay=settings.timing.without_relay)
         self._metrics = Metrics(
             num_agents=lambda: self._reports.num_present,
             leads=lambda: self._controller is not None,
@@ -257,7 +257,7 @@ class Operator:
             reports=self._reports,
             is_ready=self._is_ready,
             now=self._clock,
-            record_interval=self._settings.record_interval,
+            record_interval=self._settings.timing.record_interval,
         )
         settings, tls = self._settings, self._certificates.context
         keep_tls_buffers_small()
@@ -296,13 +296,15 @@ class Operator:
             reports=self._reports,
             metrics=self._metrics,
             tracer=self._tracer,
-            history=HistoryKeeper(self._cluster, write_seconds=RECORDS_PER_HISTORY * self._settings.record_interval),
+            history=HistoryKeeper(
+                self._cluster, write_seconds=RECORDS_PER_HISTORY * self._settings.timing.record_interval
+            ),
             isolation=Isolation(self._cluster) if self._settings.site.isolates_jobs else None,
             control=self._control,
             now=self._clock,
             listening_since=lambda: self._listening_since or self._clock(),
             site=self._settings.site,
-            record_interval=self._settings.record_interval,
+            timing=self._settings.timing,
         )
 
         async def measured(key: JobKey, published: Published) -> PassResult:

@@ -52,7 +52,7 @@ from spottrain_operator.core.model import (
     Refusal,
 )
 from spottrain_operator.core.policies.understanding import sentence
-from spottrain_operator.core.timing import RECORD_INTERVAL
+from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 from spottrain_operator.kube.client import ClusterClient, JobKey, Manifest, RefusedError
 from spottrain_operator.kube.retries import Retries
 from spottrain_operator.metrics import Metrics
@@ -110,16 +110,16 @@ class Reconciler:
         now: Callable[[], datetime],
         listening_since: Callable[[], datetime],
         site: Site = DEFAULT_SITE,
-        record_interval: float = RECORD_INTERVAL,
+        timing: Timing = DEFAULT_TIMING,
     ) -> None:
         self._plan = plan
-        self._record_interval = record_interval
+        self._timing = timing
         self._cluster = cluster
         self._tainted_nodes = tainted_nodes
         self._board = board
         self._reports = reports
         self._events = EventRecorder(cluster)
-        self._pod_events = PodEvents(cluster)
+        self._pod_events = PodEvents(cluster, timing)
         self._rivals = RivalFinder(cluster)
         self._metrics = metrics
         self._tracer = tracer
@@ -240,7 +240,7 @@ class Reconciler:
             kept_away=kept_away(unplaced, job.spec, self._tainted_nodes(), self._site) if unplaced else {},
             template_hash=template_hash(job.spec),
             listening_since=listening_since,
-            record_interval=self._record_interval,
+            timing=self._timing,
             refusal=self._refusals.get(key),
             rival=await self._rivals.rival_of(job),
         )

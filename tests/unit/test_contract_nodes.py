@@ -9,7 +9,7 @@ import pytest
 
 from scene import NOW, training_job
 from spottrain_api.contract import LABEL_SHUTDOWN_GRACE, TAINTS, NoticeKind, TaintMeaning, shutdown_grace_seconds
-from spottrain_operator.core.timing import UNKNOWN_LEAD
+from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.objects.observe import node_view, pod_view
 from spottrain_watcher.kubernetes_signals import node_notices, pod_notices
 from spottrain_watcher.node_marker import desired_change
@@ -47,7 +47,7 @@ def test_the_operator_knows_each_taint_that_the_watcher_knows(taint: str, meanin
     only_a_hint = meaning.kind is NoticeKind.REBALANCE
     assert generation.reason == (None if only_a_hint else "Preempted")
     # A deadline that has passed counts as unknown: the node is still there.
-    due = notice.deadline if meaning.lead_seconds else NOW + timedelta(seconds=UNKNOWN_LEAD)
+    due = notice.deadline if meaning.lead_seconds else NOW + timedelta(seconds=DEFAULT_TIMING.unknown_lead)
     assert generation.deadline == (None if only_a_hint else due)
 
 

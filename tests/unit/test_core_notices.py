@@ -28,7 +28,7 @@ from spottrain_api.contract import (
     NoticeKind,
 )
 from spottrain_operator.core.model import CreatePod, DeletePod
-from spottrain_operator.core.timing import STUCK_START
+from spottrain_operator.core.timing import DEFAULT_TIMING
 
 
 def test_a_notice_before_the_ranks_are_up_stops_at_once() -> None:
@@ -164,7 +164,7 @@ def test_a_pod_that_lands_on_a_node_that_is_down_holds_its_place_and_is_named() 
     [
         lambda s: s.node(2, unready_since=START + timedelta(seconds=5)),
         lambda s: s.says(2, age=5),
-        lambda s: replace(s, now=START + timedelta(seconds=STUCK_START + 1)),
+        lambda s: replace(s, now=START + timedelta(seconds=DEFAULT_TIMING.stuck_start + 1)),
     ],
     ids=["it came before", "its agent was heard", "it has waited"],
 )
@@ -175,7 +175,9 @@ def test_a_pod_on_a_lost_node_is_replaced(change: Change) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "tried"), [(STUCK_START, []), (STUCK_START + 1, ["job-2", "job-3"])], ids=["before", "after"]
+    ("seconds", "tried"),
+    [(DEFAULT_TIMING.stuck_start, []), (DEFAULT_TIMING.stuck_start + 1, ["job-2", "job-3"])],
+    ids=["before", "after"],
 )
 @pytest.mark.parametrize("shows", [{"taints": (TAINT,)}, {"notice": OLD_NOTICE}], ids=["taint", "notice"])
 def test_a_node_that_stays_past_its_deadline_is_left(shows: dict[str, Any], seconds: float, tried: list[str]) -> None:

@@ -13,7 +13,7 @@ from scene import ACTIVE, DRAINING, ENDED, NOW, START, Change, Scene, at, commit
 from spottrain_api.contract import AgentPhase, CapacityType, NoticeKind
 from spottrain_api.v1alpha1 import GenerationStatus
 from spottrain_operator.core.model import CreatePod, DeletePod, Plan
-from spottrain_operator.core.timing import CANDIDATE_REPORT_AGE, PREWARMED_STAY
+from spottrain_operator.core.timing import DEFAULT_TIMING
 
 NO_NODE: dict[str, Any] = {
     "phase": "Pending",
@@ -108,7 +108,7 @@ def test_an_event_says_why_there_is_one_more() -> None:
 
 
 def test_neither_the_hint_nor_the_pod_ends_the_generation() -> None:
-    scene = with_spare(hinted(job(), 4)).later(10 * PREWARMED_STAY)
+    scene = with_spare(hinted(job(), 4)).later(10 * DEFAULT_TIMING.prewarmed_stay)
     plan = scene.plan()
     assert (generation_of(plan).state, generation_of(plan).number) == (ACTIVE, 1)
     assert (created(plan), deleted(plan)) == ([], [])
@@ -132,7 +132,7 @@ def test_a_notice_lets_the_pod_join_and_creates_no_other() -> None:
 def test_a_loss_without_notice_lets_the_pod_join_at_once() -> None:
     """Kubernetes doesn't know of the loss yet, so the lost pod still has its place."""
     scene = with_spare(hinted(job(), 4)).generation(state=ENDED, ended_at=NOW, reason="NodeLost")
-    scene = scene.all_say(phase=AgentPhase.IDLE, progress=None).says(4, age=CANDIDATE_REPORT_AGE + 1)
+    scene = scene.all_say(phase=AgentPhase.IDLE, progress=None).says(4, age=DEFAULT_TIMING.candidate_report_age + 1)
     plan = scene.plan()
     assert [member.pod for member in generation_of(plan).members] == ["job-1", "job-2", "job-3", "job-5"]
 
@@ -151,7 +151,7 @@ def test_a_pod_on_demand_has_no_stand_in() -> None:
     It would be drained for that.
     """
     scene = with_spare(hinted(job(), 4)).generation(state=ENDED, ended_at=NOW, reason="NodeLost")
-    scene = scene.all_say(phase=AgentPhase.IDLE, progress=None).says(2, age=CANDIDATE_REPORT_AGE + 1)
+    scene = scene.all_say(phase=AgentPhase.IDLE, progress=None).says(2, age=DEFAULT_TIMING.candidate_report_age + 1)
     plan = scene.plan()
     assert [member.pod for member in generation_of(plan).members] == ["job-1", "job-3", "job-4"]
 
@@ -167,8 +167,8 @@ GONE: list[Any] = [
 def test_it_is_deleted_once_and_not_sooner_than_promised(change: Change) -> None:
     scene = change(with_spare(hinted(job(), 4)))
     is_off = scene.observed.job.spec.capacity.spot.max_prewarmed == 0
-    assert deleted(scene.later(PREWARMED_STAY - 1).plan()) == (["job-5"] if is_off else [])
-    late = scene.later(PREWARMED_STAY)
+    assert deleted(scene.later(DEFAULT_TIMING.prewarmed_stay - 1).plan()) == (["job-5"] if is_off else [])
+    late = scene.later(DEFAULT_TIMING.prewarmed_stay)
     plan = late.plan()
     assert (deleted(plan), created(plan)) == (["job-5"], [])
     assert generation_of(plan).state is ACTIVE

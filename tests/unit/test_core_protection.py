@@ -12,7 +12,7 @@ import pytest
 from scene import ENDED, NOW, Change, Scene, notice, pod, training_job, waiting_job
 from spottrain_operator.core.model import AnnotatePod
 from spottrain_operator.core.policies.protection import PROTECTION
-from spottrain_operator.core.timing import NOTICE_EXPIRY
+from spottrain_operator.core.timing import DEFAULT_TIMING
 
 KARPENTER, AUTOSCALER = "karpenter.sh/do-not-disrupt", "cluster-autoscaler.kubernetes.io/safe-to-evict"
 REMOVED = dict.fromkeys(PROTECTION)
@@ -61,7 +61,9 @@ def test_a_recommendation_is_no_notice() -> None:
 def test_a_false_alarm_brings_it_back() -> None:
     doomed = training_job().node(4, notice=notice(4)).decided()
     assert annotated(doomed.node(4, notice=notice(4, cancelled=True))) == {"job-4": PROTECTION}
-    expired = notice(4, deadline=NOW - timedelta(seconds=NOTICE_EXPIRY), observed_at=NOW - timedelta(seconds=120))
+    expired = notice(
+        4, deadline=NOW - timedelta(seconds=DEFAULT_TIMING.notice_expiry), observed_at=NOW - timedelta(seconds=120)
+    )
     assert annotated(doomed.node(4, notice=expired)) == {"job-4": PROTECTION}
 
 

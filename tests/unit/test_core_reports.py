@@ -40,7 +40,8 @@ from spottrain_api.contract import (
 from spottrain_api.v1alpha1 import Checkpoint, GenerationState, TimeStatus, TrainingJobSpec, Transition
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.facts.situation import Situation
-from spottrain_operator.core.timing import CULPRIT_GRACE, MAX_TRANSITIONS
+from spottrain_operator.core.model import MAX_TRANSITIONS
+from spottrain_operator.core.timing import DEFAULT_TIMING
 
 
 def test_ranks_are_told_of_the_interruptions_before_their_generation() -> None:
@@ -148,7 +149,7 @@ def test_replicas_are_read_from_members_of_the_generation_that_starts(holder: in
         held = HeldShards(generation=1, sequence=3, step=48, world_size=3, ranks=ranks)
         scene = scene.says(sequence, held=(held,))
     scene = scene.with_pod(pod(4)).says(4, generation=0, phase=AgentPhase.IDLE, warm=True, replica_port=9000)
-    started = scene.decided().later(CULPRIT_GRACE).decided().plan().status.generation
+    started = scene.decided().later(DEFAULT_TIMING.culprit_grace).decided().plan().status.generation
     assert started is not None
     assert [member.pod for member in started.members] == ["job-1", "job-3", "job-4"]
     assert (started.replicated_step is not None) == (holder == 3)

@@ -14,21 +14,21 @@ import pytest
 from scene import NOW, START, Scene, commit, notice, training, training_job
 from spottrain_api.contract import AgentPhase, Member, NodeWatch, WatchState
 from spottrain_operator.core.model import Refusal
-from spottrain_operator.core.timing import RECORD_INTERVAL
+from spottrain_operator.core.timing import DEFAULT_TIMING
 
 
 def at_rest(**run_policy: object) -> Scene:
     """All members train, and the last record was ten seconds ago."""
     scene = training_job(**({"runPolicy": run_policy} if run_policy else {}))
     scene = scene.all_say(step_age_seconds=0.5).status(accounted_at=NOW - timedelta(seconds=10))
-    return replace(scene, observed=replace(scene.observed, record_interval=RECORD_INTERVAL))
+    return replace(scene, observed=replace(scene.observed, timing=DEFAULT_TIMING))
 
 
 def test_a_job_at_rest_waits_for_its_next_record_and_nothing_is_written() -> None:
     plan = at_rest().plan()
     assert plan.status == at_rest().observed.job.status
     assert (plan.actions, plan.events) == ((), ())
-    assert plan.requeue_after == RECORD_INTERVAL - 10
+    assert plan.requeue_after == DEFAULT_TIMING.record_interval - 10
 
 
 def to_a_new_operator(scene: Scene, num_heard: int) -> Scene:
@@ -39,11 +39,11 @@ def to_a_new_operator(scene: Scene, num_heard: int) -> Scene:
 
 def test_a_job_that_a_new_operator_has_not_heard_waits_for_its_agents() -> None:
     unheard = to_a_new_operator(at_rest(), 0)
-    assert unheard.plan().requeue_after == RECORD_INTERVAL - 10
+    assert unheard.plan().requeue_after == DEFAULT_TIMING.record_interval - 10
     assert unheard.node(4, notice=notice(4)).plan().requeue_after == 0.5
     assert unheard.node(4, ready=False).plan().requeue_after == 2.0, "its silence counts in a moment"
     assert to_a_new_operator(at_rest(), 1).plan().requeue_after == 2.0, "the others are missing"
-    assert to_a_new_operator(at_rest(), 4).plan().requeue_after == RECORD_INTERVAL - 10
+    assert to_a_new_operator(at_rest(), 4).plan().requeue_after == DEFAULT_TIMING.record_interval - 10
 
 
 @pytest.mark.parametrize("num_missed", [0, 1, 7])
@@ -51,13 +51,13 @@ def test_a_new_operator_makes_up_for_no_records(num_missed: int) -> None:
     """Otherwise the records of all jobs would be due in its first passes."""
 
     def recorded(seconds: float) -> Scene:
-        newest = NOW - timedelta(seconds=num_missed * RECORD_INTERVAL + seconds)
+        newest = NOW - timedelta(seconds=num_missed * DEFAULT_TIMING.record_interval + seconds)
         return to_a_new_operator(at_rest().status(accounted_at=newest), 4)
 
     waits = recorded(10).plan()
     assert waits.status == recorded(10).observed.job.status
-    assert waits.requeue_after == RECORD_INTERVAL - 10
-    assert recorded(RECORD_INTERVAL).plan().status.accounted_at == NOW
+    assert waits.requeue_after == DEFAULT_TIMING.record_interval - 10
+    assert recorded(DEFAULT_TIMING.record_interval).plan().status.accounted_at == NOW
 
 
 @pytest.mark.parametrize(("seconds", "step"), [(19, 50), (20, 60), (250, 60)])
@@ -68,7 +68,7 @@ def test_a_record_of_the_future_puts_none_off(seconds: float, step: int) -> None
     plan = taken_over.all_say(progress=training(60), step_age_seconds=0.5).plan()
     assert plan.status.progress.step == step
     assert plan.requeue_after is not None
-    assert plan.requeue_after <= RECORD_INTERVAL
+    assert plan.requeue_after <= DEFAULT_TIMING.record_interval
 
 
 RESTLESS: dict[str, Callable[[Scene], Scene]] = {
@@ -107,7 +107,7 @@ def test_a_job_with_a_deadline_is_looked_at_by_then() -> None:
 
 @pytest.mark.parametrize(
     ("lacks_one", "tried", "seconds"),
-    [(True, 3, 27.0), (True, 100, 2.0), (False, 3, RECORD_INTERVAL - 10)],
+    [(True, 3, 27.0), (True, 100, 2.0), (False, 3, DEFAULT_TIMING.record_interval - 10)],
     ids=["a moment ago", "long ago", "that nobody lacks"],
 )
 def test_a_job_that_trains_tries_a_refused_pod_again_in_time(lacks_one: bool, tried: float, seconds: float) -> None:

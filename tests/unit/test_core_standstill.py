@@ -14,7 +14,7 @@ import pytest
 from scene import Scene, at, notice, starting_job, training, training_job
 from spottrain_api.contract import AgentPhase, NoticeKind, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationState
-from spottrain_operator.core.timing import NO_STEP, SILENT_WHILE_STUCK, STEPPING
+from spottrain_operator.core.timing import DEFAULT_TIMING
 
 
 def stands_still(seconds: float, **progress: Any) -> Scene:
@@ -31,7 +31,7 @@ def message(scene: Scene) -> str:
 
 
 def test_the_message_says_since_when_and_how_to_read_the_logs_of_all_pods() -> None:
-    scene = stands_still(NO_STEP + 1).says(3, progress=training(49))
+    scene = stands_still(DEFAULT_TIMING.no_step + 1).says(3, progress=training(49))
     assert message(scene) == (
         "Training in generation 1 with 4 nodes; no step since 00:01:39 UTC (step 50). "
         "Without a step for 600 s the generation is stopped (runPolicy.hangTimeoutSeconds; lower it to stop it "
@@ -45,7 +45,7 @@ def test_the_message_says_since_when_and_how_to_read_the_logs_of_all_pods() -> N
 
 @pytest.mark.parametrize("step_seconds", [1.0, 60.0])
 def test_steps_that_take_long_are_waited_for(step_seconds: float) -> None:
-    limit = max(NO_STEP, 5 * step_seconds)
+    limit = max(DEFAULT_TIMING.no_step, 5 * step_seconds)
     assert "no step since" not in message(stands_still(limit, step_seconds=step_seconds))
     assert "no step since" in message(stands_still(limit + 0.1, step_seconds=step_seconds))
 
@@ -69,7 +69,7 @@ def test_a_start_is_waited_for_while_its_limit_is_not_understood() -> None:
 
 
 def test_one_rank_that_makes_steps_is_enough() -> None:
-    assert "no step since" not in message(stands_still(NO_STEP + 1).says(2, step_age_seconds=1.0))
+    assert "no step since" not in message(stands_still(DEFAULT_TIMING.no_step + 1).says(2, step_age_seconds=1.0))
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -78,15 +78,15 @@ def test_a_member_that_is_frozen_does_not_hide_the_standstill(later: bool) -> No
 
     Only a word of its own that is newer counts.
     """
-    scene = stands_still(NO_STEP + 1)
-    frozen = scene.says(2, age=0.0 if later else NO_STEP + 3, step_age_seconds=1.0)
+    scene = stands_still(DEFAULT_TIMING.no_step + 1)
+    frozen = scene.says(2, age=0.0 if later else DEFAULT_TIMING.no_step + 3, step_age_seconds=1.0)
     heard = replace(frozen.observed.reports["u2"], heard_at=frozen.now)
     frozen = replace(frozen, observed=replace(frozen.observed, reports={**frozen.observed.reports, "u2": heard}))
     assert ("no step since" in message(frozen)) != later
 
 
 def test_the_limit_of_a_save_at_the_end_is_named() -> None:
-    told = message(stands_still(NO_STEP + 1, phase=TrainerPhase.SAVING))
+    told = message(stands_still(DEFAULT_TIMING.no_step + 1, phase=TrainerPhase.SAVING))
     assert "Without a step for 900 s the generation is stopped (runPolicy.startTimeoutSeconds;" in told
 
 
@@ -95,8 +95,10 @@ def test_a_start_that_takes_long_is_told() -> None:
         phase=AgentPhase.RUNNING,
         progress=training().model_copy(update={"phase": TrainerPhase.STARTING, "first_step_at": None, "step": 0}),
     )
-    assert message(replace(scene, now=at(3 + NO_STEP)).later(0)) == "Starting generation 1 with 4 nodes"
-    told = message(scene.later(3 + NO_STEP))
+    assert (
+        message(replace(scene, now=at(3 + DEFAULT_TIMING.no_step)).later(0)) == "Starting generation 1 with 4 nodes"
+    )
+    told = message(scene.later(3 + DEFAULT_TIMING.no_step))
     assert told.startswith("Starting generation 1 with 4 nodes; no step since its start at 00:00:03 UTC. Without")
     assert "(runPolicy.startTimeoutSeconds;" in told
 
@@ -134,7 +136,7 @@ def test_a_plain_script_and_one_that_is_complete_may_end_one_by_one(end: Progres
 
 
 def test_after_the_first_step_a_member_may_end_before_the_others() -> None:
-    scene = stands_still(NO_STEP + 1).says(2, phase=AgentPhase.SUCCEEDED)
+    scene = stands_still(DEFAULT_TIMING.no_step + 1).says(2, phase=AgentPhase.SUCCEEDED)
     assert message(scene.later(1000)) == "Training in generation 1 with 4 nodes"
 
 
@@ -142,7 +144,9 @@ def test_after_the_first_step_a_member_may_end_before_the_others() -> None:
 def test_a_member_that_leaves_the_loop_alone_is_named_and_is_not_waited_for_as_a_save(phase: TrainerPhase) -> None:
     """A rank that breaks out of the loop saves, which needs all ranks."""
     left = training(12).model_copy(update={"phase": phase})
-    scene = stands_still(STEPPING + 1, step=12).says(2, step_age_seconds=STEPPING + 1, progress=left)
+    scene = stands_still(DEFAULT_TIMING.stepping + 1, step=12).says(
+        2, step_age_seconds=DEFAULT_TIMING.stepping + 1, progress=left
+    )
     clause = "pod job-2 (node rank 1) left its loop or session at step 12 of 1000"
     ranks = (
         "Each rank has to make every step: see in the script what ends that one, such as a break, a return or "
@@ -160,7 +164,7 @@ def test_a_member_that_leaves_the_loop_alone_is_named_and_is_not_waited_for_as_a
         f"Generation 1 is stopped: no rank made a step within runPolicy.hangTimeoutSeconds (600): {clause}. {ranks}"
     )
 
-    all_left = stands_still(STEPPING + 1, step=12, phase=phase)
+    all_left = stands_still(DEFAULT_TIMING.stepping + 1, step=12, phase=phase)
     assert "left its loop" not in message(all_left), "as with early stopping"
     at_the_end = stands_still(601, step=1000).says(2, progress=left.model_copy(update={"step": 1000}))
     assert not [e for e in at_the_end.plan().events if e.reason == "Hang"], "rank 0 may export before it saves"
@@ -185,7 +189,7 @@ def test_what_a_script_does_after_its_session_takes_as_long_as_it_takes(scene: S
 def test_ranks_that_have_left_their_session_wait_for_no_silent_member() -> None:
     done = training(1000).model_copy(update={"phase": TrainerPhase.DONE})
     scene = training_job().all_say(step_age_seconds=100.0, progress=done)
-    silent = scene.says(2, age=SILENT_WHILE_STUCK + 1, step_age_seconds=100.0, progress=done)
+    silent = scene.says(2, age=DEFAULT_TIMING.silent_while_stuck + 1, step_age_seconds=100.0, progress=done)
     generation = silent.plan().status.generation
     assert generation is not None
     assert generation.state is GenerationState.ACTIVE
@@ -230,7 +234,7 @@ def test_a_drain_with_a_far_deadline_has_the_limit_of_a_hang(
 
 def test_the_message_of_a_drain_says_that_no_step_is_made() -> None:
     drains = training_job().node(3, notice=notice(3, lead=900)).decided()
-    told = message(drains.all_say(step_age_seconds=NO_STEP + 1))
+    told = message(drains.all_say(step_age_seconds=DEFAULT_TIMING.no_step + 1))
     assert told.startswith(
         "Draining generation 1 with 4 nodes (Preempted), by 00:16:40 UTC; no step since 00:01:39 UTC"
     )

@@ -10,14 +10,16 @@ import pytest
 from scene import ENDED, Scene, training_job
 from spottrain_api.contract import AgentPhase, NodeWatch, WatchState
 from spottrain_api.v1alpha1 import Condition, Phase
-from spottrain_operator.core.timing import UNWATCHED
+from spottrain_operator.core.timing import DEFAULT_TIMING
 
 WATCHED = NodeWatch(state=WatchState.WATCHED)
 KUBERNETES_ALONE = NodeWatch(state=WatchState.WATCHED, hears_cloud=False)
 MISSING = NodeWatch(
-    state=WatchState.MISSING, seconds=UNWATCHED, trouble="http://10.0.0.4:9401 does not answer: refused"
+    state=WatchState.MISSING,
+    seconds=DEFAULT_TIMING.unwatched,
+    trouble="http://10.0.0.4:9401 does not answer: refused",
 )
-BLIND = NodeWatch(state=WatchState.BLIND, seconds=UNWATCHED, trouble="EC2's metadata service is away.")
+BLIND = NodeWatch(state=WatchState.BLIND, seconds=DEFAULT_TIMING.unwatched, trouble="EC2's metadata service is away.")
 
 
 def watched_job() -> Scene:
@@ -115,7 +117,7 @@ def test_another_node_or_reason_is_news() -> None:
 
 
 def test_a_watcher_that_restarts_changes_nothing() -> None:
-    soon = MISSING.model_copy(update={"seconds": UNWATCHED - 1})
+    soon = MISSING.model_copy(update={"seconds": DEFAULT_TIMING.unwatched - 1})
     heard = watched_job()
     assert heard.says(4, watch=soon).plan().status == heard.observed.job.status
     unheard = watched_job().says(4, watch=MISSING).decided()

@@ -17,7 +17,7 @@ from spottrain_operator import process
 from spottrain_operator.clock import SteadyClock
 from spottrain_operator.core.model import DeletePod, Observed, Plan
 from spottrain_operator.core.plan import plan
-from spottrain_operator.core.timing import OPERATOR_RESTART_GRACE, SILENT_ALONE
+from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.kube.client import Manifest
 
 
@@ -118,12 +118,12 @@ async def test_agents_that_come_back_after_an_outage_one_after_the_other_are_not
     cluster, running = training.cluster, training.running
     cluster.is_away = True
     await running.until_ready(False)
-    training.clocks.passed += 2 * SILENT_ALONE
+    training.clocks.passed += 2 * DEFAULT_TIMING.silent_alone
     training.decisions.made.clear()
     cluster.is_away = False
     await training.hear(*training.pods[:2], phase=AgentPhase.RUNNING)
     training.assert_undisturbed()
-    training.clocks.passed += SILENT_ALONE + 2 * OPERATOR_RESTART_GRACE
+    training.clocks.passed += DEFAULT_TIMING.silent_alone + 2 * DEFAULT_TIMING.operator_restart_grace
     going = {"generation": 1, "phase": AgentPhase.RUNNING}
     await running.report_until(lambda: training.generation.get("reason") == "NodeLost", training.pods[0], **going)
 

@@ -15,7 +15,7 @@ from scene import training_job
 from spottrain_api.contract import AgentPhase, AgentReport, Assignment, Relay, RelayAssignment, RelayReport
 from spottrain_operator.control_api.agents import DEAD_BEFORE_CLOSED_SECONDS
 from spottrain_operator.core.assignments import assignment_for, relays_for
-from spottrain_operator.core.timing import WITHOUT_RELAY
+from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.kube.client import PodIdentity
 
 PEER = replace(POD, pod="gpt-2", uid="uid-2")
@@ -250,7 +250,7 @@ async def test_peers_that_have_lost_their_relay_are_waited_for(setup: Setup) -> 
     await send(setup, POD)
     assert setup.woken == [], "it doesn't lead them any more, so that says nothing of them"
     everybody = frozenset({PEER.uid, OTHER.uid})
-    by = NOW + timedelta(seconds=100.0 + WITHOUT_RELAY)
+    by = NOW + timedelta(seconds=100.0 + DEFAULT_TIMING.without_relay)
     assert {view.comes_by for view in setup.reports.of(everybody).values()} == {by}
     assert [silence(setup, pod) for pod in (PEER, OTHER)] == [0.0] * 2
     assert await send(setup, PEER, of(OTHER), present=(OTHER.uid,)) == 204
@@ -269,7 +269,7 @@ async def test_peers_of_a_relay_that_leaves_are_waited_for(setup: Setup) -> None
     setup.clock = 100.0
     assert await send_own(setup, of(POD, phase=AgentPhase.DRAINED)) == 204
     view = setup.reports.of(frozenset({PEER.uid}))[PEER.uid]
-    assert view.comes_by == NOW + timedelta(seconds=100.0 + WITHOUT_RELAY)
+    assert view.comes_by == NOW + timedelta(seconds=100.0 + DEFAULT_TIMING.without_relay)
     assert silence(setup, PEER) == 0.0
     poll.cancel()
 

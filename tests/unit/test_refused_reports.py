@@ -28,7 +28,7 @@ from spottrain_api.contract import (
 from spottrain_api.history import HistoryPoint
 from spottrain_api.v1alpha1 import TrainingJobStatus
 from spottrain_operator.control_api.server import REFUSALS_BURST
-from spottrain_operator.core.timing import NO_STEP
+from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.kube.client import PodIdentity
 from spottrain_operator.objects.history import history_point
 
@@ -164,7 +164,7 @@ def with_polls(scene: Scene, seconds: float) -> Scene:
 
 
 def test_the_hang_limit_counts_from_the_last_report_that_was_taken() -> None:
-    scene = with_polls(training_job(), NO_STEP + 1)
+    scene = with_polls(training_job(), DEFAULT_TIMING.no_step + 1)
     assert "no step since" not in scene.plan().status.message, "at rest, no report means that steps come"
     assert "no step since" not in refuses(scene, 1, 2, 3).plan().status.message, "one is taken"
     refused = refuses(scene, 1, 2, 3, 4)

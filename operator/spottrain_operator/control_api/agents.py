@@ -28,7 +28,7 @@ from spottrain_api.contract import (
 )
 from spottrain_api.wording import one_line
 from spottrain_operator.core.model import ReportView
-from spottrain_operator.core.timing import WITHOUT_RELAY
+from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.kube.client import JobKey, PodIdentity
 
 # Without a word, a connection may have been dead for this long before it is given up.
@@ -170,8 +170,10 @@ class ReportBox:
         wake: Wake,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        without_relay: float = DEFAULT_TIMING.without_relay,
     ) -> None:
         self._wake = wake
+        self._without_relay = without_relay
         self._now = now
         self._pods: dict[JobKey, frozenset[str]] = {}
         self._known: set[str] = set()
@@ -306,7 +308,7 @@ class ReportBox:
     def _expect(self, uid: str) -> None:
         """It was there, and has to find another way now."""
         self._heard(uid)
-        self._coming[uid] = self._now() + timedelta(seconds=WITHOUT_RELAY)
+        self._coming[uid] = self._now() + timedelta(seconds=self._without_relay)
 
     def _comes_itself(self, uid: str) -> None:
         """Forget at whose relay the pod has held its poll."""

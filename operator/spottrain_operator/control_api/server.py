@@ -38,7 +38,7 @@ from spottrain_operator.control_api.tokens import (
     TokenRefusedError,
     TooManyTokensError,
 )
-from spottrain_operator.core.timing import RECORD_INTERVAL
+from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.kube.client import ClusterError, PodIdentity, TokenReviewer
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class ControlApi:
         reports: ReportBox,
         is_ready: Callable[[], bool],
         now: Callable[[], datetime],
-        record_interval: float = RECORD_INTERVAL,
+        record_interval: float = DEFAULT_TIMING.record_interval,
         long_poll_seconds: float = LONG_POLL_SECONDS,
     ) -> None:
         self._tokens = TokenGate(reviewer, keys, reports.knows)

@@ -28,8 +28,8 @@ from spottrain_api.v1alpha1 import (
 )
 from spottrain_operator.core.facts.causes import PREEMPTIONS
 from spottrain_operator.core.facts.replicas import address_of, replica_settings
-from spottrain_operator.core.model import JobView, ReportView
-from spottrain_operator.core.timing import MAX_TRANSITIONS, seconds_between
+from spottrain_operator.core.model import MAX_TRANSITIONS, JobView, ReportView
+from spottrain_operator.core.timing import seconds_between
 
 _DEFAULT_DRAIN = timedelta(seconds=60)
 _KEEP_ALL = {"keep": 1000, "keep_every": 1}

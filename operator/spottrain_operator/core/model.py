@@ -12,10 +12,12 @@ from datetime import datetime, timedelta
 
 from spottrain_api.contract import DEFAULT_GRACE_SECONDS, TRAINER_CONTAINER, AgentReport, CapacityType, Notice
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
-from spottrain_operator.core.timing import RECORD_INTERVAL
+from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 
 # Reasons of containers that have ended without a start. They have no log.
 FAILED_STARTS = frozenset({"StartError", "ContainerCannotRun"})
+# Number of membership changes that the status keeps.
+MAX_TRANSITIONS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +220,7 @@ class Observed:
     - refused_reports: why the newest report of a pod was refused, by pod uid. Its `reports` are older.
     - kept_away: nodes that are kept from the pods without a node, by pod uid.
     - template_hash: of the pod template that the current spec gives.
-    - record_interval: seconds between two records of progress while nothing else changes.
+    - timing: the durations that decisions depend on.
     - listening_since: time from which on this operator listens; the present until it does. An agent's silence before
       it means nothing.
     """
@@ -231,7 +233,7 @@ class Observed:
     kept_away: Mapping[str, KeptAway] = field(default_factory=dict)
     template_hash: str
     listening_since: datetime
-    record_interval: float = RECORD_INTERVAL
+    timing: Timing = DEFAULT_TIMING
     refusal: Refusal | None = None
     rival: Rival | None = None
 

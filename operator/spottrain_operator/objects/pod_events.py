@@ -14,7 +14,7 @@ from datetime import datetime
 from spottrain_api.contract import WaitingReason
 from spottrain_operator.core.model import PodView
 from spottrain_operator.core.policies.failure_policy import CANNOT_START
-from spottrain_operator.core.timing import STARTS_CONTAINERS, UNSEEN_BY_SCHEDULER, after, seconds_between
+from spottrain_operator.core.timing import DEFAULT_TIMING, Timing, after, seconds_between
 from spottrain_operator.core.words.scheduling import UNSEEN
 from spottrain_operator.kube.client import ClusterClient, ClusterError, JobKey, Manifest
 from spottrain_operator.kube.limits import is_urgent
@@ -38,7 +38,8 @@ class PodEvents:
     What keeps it from starting usually blocks its siblings, too. Of each pod, it keeps since when it can't start.
     """
 
-    def __init__(self, cluster: ClusterClient) -> None:
+    def __init__(self, cluster: ClusterClient, timing: Timing = DEFAULT_TIMING) -> None:
+        self._timing = timing
         self._cluster = cluster
         self._answers: dict[JobKey, _Answer] = {}
         self._waiting_since: dict[JobKey, dict[tuple[str, str | None], datetime]] = {}  # by uid and reason
@@ -48,12 +49,12 @@ class PodEvents:
 
         The first one that doesn't start has what its events say.
         """
-        first = next((pod for pod in pods if wants_events(pod, now)), None)
+        first = next((pod for pod in pods if wants_events(pod, now, self._timing)), None)
         if first is None:
             self._answers.pop(key, None)
         else:
             events = await self._events_of(first, key, now)
-            pods = [with_events(pod, events, now) if pod is first else pod for pod in pods]
+            pods = [with_events(pod, events, now, self._timing) if pod is first else pod for pod in pods]
         return self._dated(key, pods, now)
 
     def _dated(self, key: JobKey, pods: Sequence[PodView], now: datetime) -> tuple[PodView, ...]:
@@ -91,24 +92,24 @@ class PodEvents:
         self._waiting_since.pop(key, None)
 
 
-def wants_events(pod: PodView, now: datetime) -> bool:
+def wants_events(pod: PodView, now: datetime, timing: Timing = DEFAULT_TIMING) -> bool:
     """Whether only events may say why the pod doesn't start."""
-    return _may_wait_for_volumes(pod, now) or _backs_off(pod) or _is_unseen(pod, now)
+    return _may_wait_for_volumes(pod, now, timing) or _backs_off(pod) or _is_unseen(pod, now, timing)
 
 
-def _is_unseen(pod: PodView, now: datetime) -> bool:
+def _is_unseen(pod: PodView, now: datetime, timing: Timing) -> bool:
     """Whether no scheduler has placed the pod, nor said why not."""
     waits = pod.node is None and pod.unschedulable_since is None and pod.phase == "Pending" and not pod.deleting
-    return waits and seconds_between(pod.created_at, now) > UNSEEN_BY_SCHEDULER
+    return waits and seconds_between(pod.created_at, now) > timing.unseen_by_scheduler
 
 
-def _may_wait_for_volumes(pod: PodView, now: datetime) -> bool:
+def _may_wait_for_volumes(pod: PodView, now: datetime, timing: Timing) -> bool:
     """Whether its containers should exist by now, and don't."""
     waiting = pod.waiting_reason in ("ContainerCreating", "PodInitializing", None)
     started = pod.container_started or pod.initializing_since is not None
     if pod.node is None or not waiting or started or pod.phase != "Pending":
         return False
-    return pod.scheduled_at is None or seconds_between(pod.scheduled_at, now) > STARTS_CONTAINERS
+    return pod.scheduled_at is None or seconds_between(pod.scheduled_at, now) > timing.starts_containers
 
 
 def _backs_off(pod: PodView) -> bool:
@@ -121,18 +122,18 @@ def _backs_off(pod: PodView) -> bool:
     )
 
 
-def with_events(pod: PodView, events: Sequence[Manifest], now: datetime) -> PodView:
+def with_events(pod: PodView, events: Sequence[Manifest], now: datetime, timing: Timing = DEFAULT_TIMING) -> PodView:
     """Add what events say of why the pod doesn't start.
 
     The newest is the last.
     """
-    if _is_unseen(pod, now):
+    if _is_unseen(pod, now, timing):
         warned = next((event.get("message") for event in reversed(events) if event.get("type") == "Warning"), None)
         return replace(
             pod,
             waiting_reason="Unschedulable",
             waiting_message=": ".join(part for part in (UNSEEN, quoted(warned)) if part),
-            unschedulable_since=after(pod.created_at, UNSEEN_BY_SCHEDULER),
+            unschedulable_since=after(pod.created_at, timing.unseen_by_scheduler),
         )
     if _backs_off(pod):
         said = (event.get("message", "") for event in reversed(events) if event.get("reason") == "Failed")

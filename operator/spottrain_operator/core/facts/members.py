@@ -21,20 +21,7 @@ from spottrain_api.contract import (
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
 from spottrain_operator.core.facts.situation import BUSY, PodFacts, Situation
 from spottrain_operator.core.model import PodView
-from spottrain_operator.core.timing import (
-    CULPRIT_LAST_WORD,
-    IN_FLIGHT,
-    RESTARTED,
-    SAYS_NOTHING,
-    SILENT_ALONE,
-    SILENT_WHILE_OTHERS_ENDED,
-    SILENT_WHILE_STUCK,
-    STEPPING,
-    STOP_TIMEOUT,
-    STUCK_STEPS,
-    TAKE_UP,
-    seconds_between,
-)
+from spottrain_operator.core.timing import Timing, seconds_between
 from spottrain_operator.core.words.pods import ended_sentence
 
 # Exit codes of containers that were killed from outside (SIGKILL, SIGTERM), or that left when asked to.
@@ -162,8 +149,8 @@ def _judge(situation: Situation, generation: GenerationStatus) -> tuple[MemberFa
     alone = tuple(_by_itself(situation, generation, member) for member in generation.members)
     others = _Others(
         ended=generation.state is GenerationState.STOPPING or any(m.state in BREAKING for m in alone),
-        stepping=any(_steps(m) for m in alone),
-        stuck=_stuck(alone),
+        stepping=any(_steps(m, situation.timing) for m in alone),
+        stuck=_stuck(alone, situation.timing),
     )
     return tuple(_without_patience(situation, generation, m, others=others) for m in alone)
 
@@ -190,7 +177,7 @@ def _of_pod(
         return _finished(situation, facts)
     if facts.unreachable:
         return MemberState.LOST, f"node {member.node} with pod {member.pod} is gone or not ready"
-    return _alive(situation, generation, facts)
+    return _alive(generation, facts)
 
 
 def _ended(report: AgentReport | None, generation: GenerationStatus) -> MemberState | None:
@@ -214,19 +201,19 @@ def killed(pod: PodView) -> bool:
     return pod.exit_code in _KILLED and pod.exit_reason != "OOMKilled"
 
 
-def _alive(situation: Situation, generation: GenerationStatus, facts: PodFacts) -> tuple[MemberState, str]:
-    report, made_at, pod = facts.report, facts.made_at, facts.pod
+def _alive(generation: GenerationStatus, facts: PodFacts) -> tuple[MemberState, str]:
+    report, made_at, pod, timing = facts.report, facts.made_at, facts.pod, facts.timing
     if report is None or made_at is None:
         return MemberState.AWAITED, ""
     if report.generation == generation.number and report.phase in BUSY:
         starts = report.phase is AgentPhase.STARTING
-        if starts and _between(generation.first_step_at, made_at) > RESTARTED:
+        if starts and _between(generation.first_step_at, made_at) > timing.restarted:
             return MemberState.BROKEN, f"the agent of pod {pod.name} restarted"
         return MemberState.RUNNING, ""
     if generation.state is not GenerationState.ACTIVE:
-        released = _between(generation.requested_at, made_at) > IN_FLIGHT and report.phase not in BUSY
+        released = _between(generation.requested_at, made_at) > timing.in_flight and report.phase not in BUSY
         return (MemberState.RELEASED if released else MemberState.AWAITED), ""
-    if _between(generation.started_at, made_at) > TAKE_UP:
+    if _between(generation.started_at, made_at) > timing.take_up:
         return MemberState.BROKEN, f"the agent of pod {pod.name} doesn't take its assignment"
     return MemberState.AWAITED, ""
 
@@ -239,15 +226,15 @@ def _between(moment: datetime | None, until: datetime) -> float:
     return -1.0 if moment is None else seconds_between(moment, until)
 
 
-def _steps(m: MemberFacts) -> bool:
+def _steps(m: MemberFacts, timing: Timing) -> bool:
     """Whether it is heard, and its newest step is recent."""
     if m.state is not MemberState.RUNNING or not m.training or m.facts is None or not m.facts.heard:
         return False
     age, usual = m.facts.step_age, m.progress.step_seconds if m.progress is not None else None
-    return age is not None and age < max(STEPPING, STUCK_STEPS * (usual or 0.0))
+    return age is not None and age < max(timing.stepping, timing.stuck_steps * (usual or 0.0))
 
 
-def _stuck(members: tuple[MemberFacts, ...]) -> bool:
+def _stuck(members: tuple[MemberFacts, ...], timing: Timing) -> bool:
     """Whether there was no step for several times its duration.
 
     Then ranks wait for a silent one. Those that have left their session wait for nobody.
@@ -264,16 +251,18 @@ def _stuck(members: tuple[MemberFacts, ...]) -> bool:
         and m.progress is not None
         and m.progress.step_seconds is not None
     ]
-    return bool(ages) and all(age > max(SILENT_WHILE_STUCK, STUCK_STEPS * seconds) for age, seconds in ages)
+    return bool(ages) and all(
+        age > max(timing.silent_while_stuck, timing.stuck_steps * seconds) for age, seconds in ages
+    )
 
 
-def _patience(others: _Others) -> float:
+def _patience(others: _Others, timing: Timing) -> float:
     """Seconds that a member may be silent before it counts as lost."""
     if others.ended:
-        return SILENT_WHILE_OTHERS_ENDED
+        return timing.silent_while_others_ended
     if others.stuck:
-        return SILENT_WHILE_STUCK
-    return math.inf if others.stepping else SILENT_ALONE
+        return timing.silent_while_stuck
+    return math.inf if others.stepping else timing.silent_alone
 
 
 def _without_patience(
@@ -287,10 +276,10 @@ def _without_patience(
         return m
     silence = situation.silence(m.member.pod_uid, since=generation.started_at)
     heard_others = others.ended or situation.hears_someone_but(m.member.pod_uid)
-    if silence > _patience(others) and heard_others and not situation.is_coming(m.member.pod_uid):
+    if silence > _patience(others, situation.timing) and heard_others and not situation.is_coming(m.member.pod_uid):
         message = f"pod {m.member.pod} on {m.member.node} no longer answers"
         return replace(m, state=MemberState.LOST, message=message)
-    overdue = _between(generation.requested_at, situation.now) > STOP_TIMEOUT
+    overdue = _between(generation.requested_at, situation.now) > situation.timing.stop_timeout
     # The time of a silent one counts from the operator's start.
     heard = m.facts is not None and m.facts.heard
     if generation.state is GenerationState.STOPPING and overdue and heard:
@@ -322,7 +311,9 @@ def leaving_sentence(members: tuple[MemberFacts, ...], until: datetime | None = 
 
 def says_nothing(situation: Situation, generation: GenerationStatus) -> bool:
     """Whether its script runs without the library, so that nobody knows of its steps."""
-    return _between(generation.started_at, situation.now) > SAYS_NOTHING and is_unheard(situation, generation)
+    return _between(generation.started_at, situation.now) > situation.timing.says_nothing and is_unheard(
+        situation, generation
+    )
 
 
 def is_unheard(situation: Situation, generation: GenerationStatus) -> bool:
@@ -349,7 +340,7 @@ def worked_unseen(situation: Situation, generation: GenerationStatus) -> bool:
     # stop hides that: then a script without the library may have lost hours.
     ran = any(m.report is not None and m.report.generation == generation.number for m in members)
     return (
-        _between(generation.started_at, generation.requested_at or situation.now) > SAYS_NOTHING
+        _between(generation.started_at, generation.requested_at or situation.now) > situation.timing.says_nothing
         and generation.first_step_at is None
         and all(m.progress is None for m in members)
         and (ran or situation.observed.job.status.phase is not Phase.STARTING)
@@ -365,7 +356,7 @@ def culprits(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> 
     def silent_before(m: MemberFacts) -> bool:
         if m.facts is None or m.facts.unreachable or m.facts.finished or m.facts.last_contact is None:
             return True
-        return _between(generation.requested_at, m.facts.last_contact) <= CULPRIT_LAST_WORD
+        return _between(generation.requested_at, m.facts.last_contact) <= m.facts.timing.culprit_last_word
 
     return [
         m

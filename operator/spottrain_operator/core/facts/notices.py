@@ -23,7 +23,7 @@ from spottrain_api.contract import (
 from spottrain_api.v1alpha1 import GenerationStatus
 from spottrain_api.wording import one_line
 from spottrain_operator.core.model import NodeView, Observed, PodView
-from spottrain_operator.core.timing import NOTICE_EXPIRY, UNKNOWN_LEAD, after, seconds_between
+from spottrain_operator.core.timing import Timing, after, seconds_between
 
 # Reason of the DisruptionTarget condition of a pod that the scheduler removes for another one:
 # https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
@@ -48,7 +48,7 @@ class Doom:
 
 
 def doom_of(
-    pod: PodView, node: NodeView | None, report: AgentReport | None, now: datetime, *, joined: bool
+    pod: PodView, node: NodeView | None, report: AgentReport | None, now: datetime, timing: Timing, *, joined: bool
 ) -> Doom | None:
     """Why and when `pod` will be gone, if that was announced.
 
@@ -56,13 +56,13 @@ def doom_of(
     that has `joined` the newest generation had none before, and any other may have had it.
     """
     newest = _newest(node, report)
-    standing = _standing(newest, report, pod, now)
+    standing = _standing(newest, report, pod, now, timing)
     dooms = [
         Doom(message=_sentence(notice), deadline=notice.deadline, before_pod=notice.observed_at < pod.created_at)
         for notice in standing
     ]
     if pod.deleting:
-        killed_at = pod.deletion_deadline or after(now, UNKNOWN_LEAD)
+        killed_at = pod.deletion_deadline or after(now, timing.unknown_lead)
         dooms.append(Doom(message=f"pod {pod.name} is being deleted", deadline=killed_at))
     elif pod.disruption is not None:
         why = _MAKES_WAY if pod.disruption == _BY_SCHEDULER else "is being evicted"
@@ -72,7 +72,7 @@ def doom_of(
     if not standing and node is not None:
         dooms += [
             Doom(message=message, deadline=after(now, lead), before_pod=not joined)
-            for message, lead in _signals(node, newest)
+            for message, lead in _signals(node, newest, timing)
         ]
     return min(dooms, key=lambda doom: doom.deadline, default=None)
 
@@ -106,10 +106,10 @@ def _notices_of(pod: PodView, observed: Observed, now: datetime) -> list[Notice]
     """The notices for which `pod` drains."""
     view = observed.reports.get(pod.uid)
     report = view.report if view is not None else None
-    return _standing(_newest(observed.nodes.get(pod.node or ""), report), report, pod, now)
+    return _standing(_newest(observed.nodes.get(pod.node or ""), report), report, pod, now, observed.timing)
 
 
-def _signals(node: NodeView, newest: Mapping[str, Notice]) -> list[tuple[str, float]]:
+def _signals(node: NodeView, newest: Mapping[str, Notice], timing: Timing) -> list[tuple[str, float]]:
     """What a node without a notice in force shows of its loss.
 
     These are sentences, each with the seconds that remain.
@@ -120,7 +120,7 @@ def _signals(node: NodeView, newest: Mapping[str, Notice]) -> list[tuple[str, fl
     signals = [(f"node {node.name} is being deleted", NODE_DELETION_LEAD_SECONDS)] if node.deleting else []
     for taint in node.taints:
         if taint in DOOMING_TAINTS and not (cancelled and taint == TAINT_PREEMPTION):
-            lead = UNKNOWN_LEAD if taint == TAINT_PREEMPTION else TAINTS[taint].lead_on(node.labels)
+            lead = timing.unknown_lead if taint == TAINT_PREEMPTION else TAINTS[taint].lead_on(node.labels)
             signals.append((f"node {node.name} is tainted {taint}", lead))
     return signals
 
@@ -139,7 +139,9 @@ def _newest(node: NodeView | None, report: AgentReport | None) -> dict[str, Noti
     return newest
 
 
-def _standing(newest: Mapping[str, Notice], report: AgentReport | None, pod: PodView, now: datetime) -> list[Notice]:
+def _standing(
+    newest: Mapping[str, Notice], report: AgentReport | None, pod: PodView, now: datetime, timing: Timing
+) -> list[Notice]:
     """The notices for which `pod` drains: in force, and no mere hints."""
     # The agent drains for any notice that it has, whatever its assignment. An annotation may be a leftover.
     held_true = {notice.id for notice in report.notices} if report is not None else set()
@@ -148,16 +150,16 @@ def _standing(newest: Mapping[str, Notice], report: AgentReport | None, pod: Pod
         for notice in newest.values()
         if notice.makes_drain
         and pod.node in (None, notice.node)
-        and (notice.id in held_true or _is_fresh(notice, pod, now))
+        and (notice.id in held_true or _is_fresh(notice, pod, now, timing))
     ]
 
 
-def _is_fresh(notice: Notice, pod: PodView, now: datetime) -> bool:
+def _is_fresh(notice: Notice, pod: PodView, now: datetime, timing: Timing) -> bool:
     """Whether the notice is about this node, and not an old false alarm.
 
     An old notice may be about an earlier node of the same name.
     """
-    return notice.deadline > pod.created_at and seconds_between(notice.deadline, now) < NOTICE_EXPIRY
+    return notice.deadline > pod.created_at and seconds_between(notice.deadline, now) < timing.notice_expiry
 
 
 def _sentence(notice: Notice) -> str:

@@ -8,7 +8,7 @@ from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import GenerationStatus, TrainingJobSpec, TrainingJobStatus
 from spottrain_operator.core.facts.pools import pools_have
 from spottrain_operator.core.facts.situation import PodFacts, Situation
-from spottrain_operator.core.timing import PREWARMED_STAY, seconds_between
+from spottrain_operator.core.timing import seconds_between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,11 @@ def _prewarmed(
         return [], 0
     members, most = {m.pod_uid for m in status.generation.members}, situation.spec.capacity.spot.max_prewarmed
     wanted = min(most, sum(f.at_risk and f.pod.uid in members for f in kept))
-    young = (f for f in surplus[wanted:most] if seconds_between(f.pod.created_at, situation.now) < PREWARMED_STAY)
+    young = (
+        f
+        for f in surplus[wanted:most]
+        if seconds_between(f.pod.created_at, situation.now) < situation.timing.prewarmed_stay
+    )
     return [*surplus[:wanted], *young], wanted
 
 

@@ -16,14 +16,7 @@ from spottrain_api.contract import AgentPhase, AgentReport
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingSettings
 from spottrain_operator.core.facts.notices import Doom, doom_of, is_hinted
 from spottrain_operator.core.model import NodeView, Observed, PodView, Refusal
-from spottrain_operator.core.timing import (
-    CANDIDATE_REPORT_AGE,
-    OPERATOR_RESTART_GRACE,
-    SILENT_ON_LOST_NODE,
-    SILENT_WHILE_OTHERS_ENDED,
-    after,
-    seconds_between,
-)
+from spottrain_operator.core.timing import Timing, after, seconds_between
 
 _T = TypeVar("_T")
 
@@ -49,6 +42,7 @@ class PodFacts:
     silence: float
     doom: Doom | None
     current: bool  # from the current template, or as good as one that is
+    timing: Timing
 
     @property
     def finished(self) -> bool:
@@ -68,12 +62,12 @@ class PodFacts:
     @property
     def unreachable(self) -> bool:
         """The node is lost, and no fresh report of the agent contradicts that."""
-        return self.node_lost and self.silence > SILENT_ON_LOST_NODE
+        return self.node_lost and self.silence > self.timing.silent_on_lost_node
 
     @property
     def heard(self) -> bool:
         """The agent has reported lately."""
-        return self.received_at is not None and self.silence <= CANDIDATE_REPORT_AGE
+        return self.received_at is not None and self.silence <= self.timing.candidate_report_age
 
     @property
     def step_age(self) -> float | None:
@@ -121,7 +115,7 @@ class PodFacts:
     def waits_in_vain(self) -> bool:
         """It was placed on a node that was down, or whose loss was announced.
 
-        Its replacement could land there again, and so on without end. So it is replaced after STUCK_START.
+        Its replacement could land there again, and so on without end. So it is replaced after `stuck_start`.
         """
         doomed = self.doom is not None and self.doom.before_pod
         return (doomed or self.node_was_lost) and self.current and not (self.pod.deleting or self.finished)
@@ -143,6 +137,10 @@ class Situation:
     def spec(self) -> TrainingJobSpec:
         return self.observed.job.spec
 
+    @property
+    def timing(self) -> Timing:
+        return self.observed.timing
+
     @cached_property
     def records(self) -> bool:
         """Whether to record what changes all the time, even if nothing else changes."""
@@ -156,7 +154,7 @@ class Situation:
         job keeps its rhythm, or all would be due at once. A record of the future is that of an operator with another
         clock, and counts as one of the past.
         """
-        interval = self.observed.record_interval
+        interval = self.timing.record_interval
         num_missed = seconds_between(newest, self.observed.listening_since) // interval
         if newest <= self.now:
             num_missed = max(0.0, num_missed)
@@ -199,8 +197,9 @@ class Situation:
             last_contact=view.last_contact if view is not None else None,
             report_age=seconds_between(view.received_at, now) if view is not None else 0.0,
             silence=self.silence(pod.uid, since=pod.ready_since or pod.created_at),
-            doom=doom_of(pod, node, heeded, now, joined=pod.uid in self._joined),
+            doom=doom_of(pod, node, heeded, now, self.timing, joined=pod.uid in self._joined),
             current=self.keeps_old_pods or self.is_of_template(pod),
+            timing=self.timing,
         )
 
     @cached_property
@@ -241,13 +240,13 @@ class Situation:
         """Seconds without a report from the agent of pod `uid`.
 
         Without any report, they count from `since` or the operator's start, whichever is later, less
-        OPERATOR_RESTART_GRACE.
+        `operator_restart_grace`.
         """
         view = self.observed.reports.get(uid)
         if view is not None:
             return seconds_between(view.last_contact, self.now)
         listening = max(since, self.observed.listening_since)
-        return seconds_between(listening, self.now) - OPERATOR_RESTART_GRACE
+        return seconds_between(listening, self.now) - self.timing.operator_restart_grace
 
     def is_coming(self, uid: str) -> bool:
         """Whether the agent has lost its relay, and may be on its way."""
@@ -260,7 +259,7 @@ class Situation:
         Then a silence isn't the operator's or the network's fault.
         """
         return any(
-            other != uid and facts.received_at is not None and facts.silence <= SILENT_WHILE_OTHERS_ENDED
+            other != uid and facts.received_at is not None and facts.silence <= self.timing.silent_while_others_ended
             for other, facts in self.pods.items()
         )
 

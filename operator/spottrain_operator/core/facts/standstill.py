@@ -15,7 +15,7 @@ from spottrain_api.wording import time_of_day
 from spottrain_operator.core.facts.members import STILL_IN, MemberFacts, is_unheard, leaving_sentence, members_of
 from spottrain_operator.core.facts.progress import newest_progress
 from spottrain_operator.core.facts.situation import Situation
-from spottrain_operator.core.timing import NO_STEP, STEPPING, STUCK_STEPS, seconds_between
+from spottrain_operator.core.timing import seconds_between
 
 ALL_RANKS = (
     "Each rank has to make every step: see in the script what ends that one, such as a break, a return or sys.exit"
@@ -95,12 +95,18 @@ def standstill_sentence(situation: Situation, generation: GenerationStatus) -> s
     is. One that has ended, or has left the loop, is named soon.
     """
     found, newest = standstill(situation, generation), newest_progress(situation, generation)
+    timing = situation.timing
     left = leaving_sentence(members_of(situation, generation))
     lasts = found is not None and found.after_session
-    if found is not None and left and not lasts and (generation.first_step_at is None or found.seconds > STEPPING):
+    if (
+        found is not None
+        and left
+        and not lasts
+        and (generation.first_step_at is None or found.seconds > timing.stepping)
+    ):
         return f"{left}, while others have not. {_consequence(found)}. {ALL_RANKS}"
     usual = newest.step_seconds or 0.0 if newest is not None else 0.0
-    if found is None or found.seconds <= max(min(NO_STEP, found.limit / 2), STUCK_STEPS * usual):
+    if found is None or found.seconds <= max(min(timing.no_step, found.limit / 2), timing.stuck_steps * usual):
         return ""
     since = f"its start at {time_of_day(generation.started_at, situation.now)}"
     if generation.first_step_at is not None and newest is not None:

@@ -19,15 +19,7 @@ from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway, PodVie
 from spottrain_operator.core.policies.failure_policy import start_failures
 from spottrain_operator.core.policies.rivals import rival_of
 from spottrain_operator.core.policies.understanding import waits_to_be_understood
-from spottrain_operator.core.timing import (
-    POOL_PATIENCE,
-    REFUSAL_MAX_PAUSE,
-    REFUSAL_PAUSE,
-    START_FAILURE_PAUSE,
-    after,
-    growing_pause,
-    seconds_between,
-)
+from spottrain_operator.core.timing import Timing, after, growing_pause, seconds_between
 from spottrain_operator.core.words.scheduling import (
     lacks_labelled_node,
     lacks_more_than_nodes,
@@ -35,7 +27,10 @@ from spottrain_operator.core.words.scheduling import (
     scheduler_advice,
 )
 
-RETRIES = f"The operator retries at least every {REFUSAL_MAX_PAUSE:.0f} s"
+
+def retries_sentence(timing: Timing) -> str:
+    """How often refused pods are tried again."""
+    return f"The operator retries at least every {timing.refusal_max_pause:.0f} s"
 
 
 def fall_back(situation: Situation, draft: Draft) -> Draft:
@@ -204,7 +199,7 @@ def _is_left_waiting(situation: Situation, pod: PodView) -> bool:
     since = pod.unschedulable_since
     if since is None or lacks_more_than_nodes(pod):
         return False
-    patience = max(situation.spec.capacity.fallback.after_seconds, POOL_PATIENCE)
+    patience = max(situation.spec.capacity.fallback.after_seconds, situation.timing.pool_patience)
     if situation.observed.kept_away.get(pod.uid, KeptAway()).num_down:
         patience *= 2
     if seconds_between(since, situation.now) < patience:
@@ -247,9 +242,9 @@ def _leaves_out_devices(spec: TrainingJobSpec) -> bool:
     return given is not None and not given.claims and not any("/" in name for name in given.limits)
 
 
-def next_try(refusal: Refusal) -> datetime:
+def next_try(refusal: Refusal, timing: Timing) -> datetime:
     """When refused pods are tried again: after a pause that doubles with each try."""
-    pause = growing_pause(refusal.num_tries, first=REFUSAL_PAUSE, most=REFUSAL_MAX_PAUSE)
+    pause = growing_pause(refusal.num_tries, first=timing.refusal_pause, most=timing.refusal_max_pause)
     return after(refusal.tried_at, pause)
 
 
@@ -271,7 +266,7 @@ def _not_refused(situation: Situation, types: list[CapacityType]) -> list[Capaci
     refusal = situation.refusal
     if refusal is None:
         return types
-    is_due = situation.now >= next_try(refusal)
+    is_due = situation.now >= next_try(refusal, situation.timing)
     retried = [each for each in CapacityType if is_due and each in types and each in refusal.capacity_types]
     return [*retried, *(each for each in types if each not in refusal.capacity_types)]
 
@@ -346,7 +341,8 @@ def _pauses(situation: Situation, draft: Draft, num_missing: int) -> bool:
     if not created:
         return False
     # Pods that were created together often end together, as while a server is down. They are one try.
-    begins = [i for i, each in enumerate(pairwise(created), 1) if seconds_between(*each) > START_FAILURE_PAUSE]
+    pause = situation.timing.start_failure_pause
+    begins = [i for i, each in enumerate(pairwise(created), 1) if seconds_between(*each) > pause]
     if num_missing > len(created) - max(begins, default=0):
         return False
-    return seconds_between(created[-1], situation.now) < START_FAILURE_PAUSE * 2.0 ** (1 + len(begins))
+    return seconds_between(created[-1], situation.now) < pause * 2.0 ** (1 + len(begins))

@@ -15,14 +15,7 @@ from spottrain_operator.core.facts.situation import BUSY, PodFacts, Situation
 from spottrain_operator.core.model import DeleteJob, DeletePod
 from spottrain_operator.core.policies.failure_policy import CANNOT_START, start_failures
 from spottrain_operator.core.policies.rivals import rival_of
-from spottrain_operator.core.timing import (
-    LEAVE,
-    OPERATOR_RESTART_GRACE,
-    SILENT_ALONE,
-    STRAY,
-    STUCK_START,
-    seconds_between,
-)
+from spottrain_operator.core.timing import seconds_between
 
 
 def delete_useless(situation: Situation, draft: Draft) -> Draft:
@@ -77,7 +70,7 @@ def _keeps_log(situation: Situation, draft: Draft, facts: PodFacts) -> bool:
     was_member = generation is not None and any(m.pod_uid == facts.pod.uid for m in generation.members)
     if not was_member and facts.pod.phase != "Failed":
         return False
-    return facts.ended or (completed is not None and not _longer_than(LEAVE, completed, situation))
+    return facts.ended or (completed is not None and not _longer_than(situation.timing.leave, completed, situation))
 
 
 def expire(situation: Situation, draft: Draft) -> Draft:
@@ -116,7 +109,7 @@ def _useless(situation: Situation, draft: Draft, facts: PodFacts, kept: bool) ->
         return "it was made from an older template"
     if _waits_for_old_pool(situation, facts):
         return "it waits for nodes of a pool that was edited or removed"
-    is_overdue = _longer_than(STUCK_START, facts.pod.placed_at, situation)
+    is_overdue = _longer_than(situation.timing.stuck_start, facts.pod.placed_at, situation)
     if facts.unreachable and (not facts.node_was_lost or is_overdue):
         return "its node is gone or not ready"
     if facts.doom is not None and (not facts.holds_place or is_overdue):
@@ -131,7 +124,9 @@ def _knows_notices(situation: Situation) -> bool:
 
     To a new operator, the replacement of a pod whose node goes is one pod too many.
     """
-    return seconds_between(situation.observed.listening_since, situation.now) >= OPERATOR_RESTART_GRACE
+    return (
+        seconds_between(situation.observed.listening_since, situation.now) >= situation.timing.operator_restart_grace
+    )
 
 
 def _waits_for_old_pool(situation: Situation, facts: PodFacts) -> bool:
@@ -143,16 +138,16 @@ def _waits_for_old_pool(situation: Situation, facts: PodFacts) -> bool:
 
 def _stuck(situation: Situation, draft: Draft, facts: PodFacts) -> str | None:
     pod, generation = facts.pod, draft.status.generation
-    if pod.waiting_reason in CANNOT_START and _longer_than(STUCK_START, pod.stuck_since, situation):
+    if pod.waiting_reason in CANNOT_START and _longer_than(situation.timing.stuck_start, pod.stuck_since, situation):
         return f"its container can't start ({pod.waiting_reason})"
     if generation is None:
         return None
     # A pod that never reported is kept: its agent may not reach the operator, and neither would the next one's.
     spoke = facts.report is not None or any(m.pod_uid == pod.uid for m in generation.members)
-    if spoke and pod.ready and facts.silence > SILENT_ALONE and situation.hears_someone_but(pod.uid):
+    if spoke and pod.ready and facts.silence > situation.timing.silent_alone and situation.hears_someone_but(pod.uid):
         return "its agent doesn't answer while others do"
     busy = facts.report is not None and facts.report.phase in BUSY
-    if busy and _longer_than(STRAY, generation.ended_at or generation.started_at, situation):
+    if busy and _longer_than(situation.timing.stray, generation.ended_at or generation.started_at, situation):
         return "its agent still runs an earlier generation"
     return None
 

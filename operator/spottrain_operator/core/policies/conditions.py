@@ -21,7 +21,7 @@ from spottrain_operator.core.facts.places import places
 from spottrain_operator.core.facts.progress import reported_at_all
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.facts.standstill import standstill_sentence
-from spottrain_operator.core.policies.capacity import RETRIES, advice, refusal_of, spot_sentence
+from spottrain_operator.core.policies.capacity import advice, refusal_of, retries_sentence, spot_sentence
 from spottrain_operator.core.policies.failure_policy import (
     EARLIER_JOB,
     failure_message,
@@ -215,7 +215,7 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
             text += f"; {waiting.name}: {waiting.waiting_reason}: {scheduler_says(waiting)}"
             todo = advice(situation, waiting)
     spot = spot_sentence(situation, draft)
-    retries = RETRIES if refusal is not None else ""
+    retries = retries_sentence(situation.timing) if refusal is not None else ""
     return ". ".join(part for part in (text, todo, ended, retries, spot) if part)
 
 

@@ -16,7 +16,7 @@ from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.policies.accounting import account
 from spottrain_operator.core.policies.recording import record_progress
 from spottrain_operator.core.policies.time_spent import spend_on_end
-from spottrain_operator.core.timing import JUST_NOW, PLANNED_DRAIN, PLANNED_DRAIN_SAVES, after
+from spottrain_operator.core.timing import after
 
 AGAIN = "To run it again, delete the job and apply it again, or apply it under another name"
 
@@ -82,7 +82,7 @@ def _escalation(
 def _planned_seconds(situation: Situation, generation: GenerationStatus) -> float:
     """Time for a drain that nothing forces, with room for saves as measured."""
     saves = (p.checkpoint.total_seconds for p in reported(situation, generation) if p.checkpoint is not None)
-    return max(PLANNED_DRAIN, PLANNED_DRAIN_SAVES * max(saves, default=0.0))
+    return max(situation.timing.planned_drain, situation.timing.planned_drain_saves * max(saves, default=0.0))
 
 
 def _is_nearer(deadline: datetime, generation: GenerationStatus) -> bool:
@@ -106,7 +106,7 @@ def _may_step(m: MemberFacts) -> bool:
     # A script without the library never reports progress. All that is known is that it runs.
     report = m.report
     runs_script = report is not None and report.generation == m.generation and report.phase is AgentPhase.RUNNING
-    unheard = m.facts is None or m.facts.received_at is None or m.facts.report_age > JUST_NOW
+    unheard = m.facts is None or m.facts.received_at is None or m.facts.report_age > m.facts.timing.just_now
     return runs_script or unheard or m.progress is not None
 
 

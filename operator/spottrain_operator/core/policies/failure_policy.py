@@ -21,19 +21,10 @@ from spottrain_operator.core.facts.members import (
 from spottrain_operator.core.facts.progress import newest_progress
 from spottrain_operator.core.facts.situation import PodFacts, Situation
 from spottrain_operator.core.facts.standstill import ALL_RANKS, standstill
-from spottrain_operator.core.model import PodView, Refusal
+from spottrain_operator.core.model import Refusal
 from spottrain_operator.core.policies.ending import finish, request_end
 from spottrain_operator.core.policies.transitions import open_transition
-from spottrain_operator.core.timing import (
-    MAX_GENERATIONS_WITHOUT_PROGRESS,
-    MAX_START_FAILURES,
-    REFUSAL_PATIENCE,
-    START_FAILURE_PATIENCE,
-    START_FAILURE_WINDOW,
-    STUCK_START,
-    after,
-    seconds_between,
-)
+from spottrain_operator.core.timing import after, seconds_between
 from spottrain_operator.core.words.pods import ended_early_sentence, start_sentence
 
 # A kubelet's reasons why a container can't start, and won't if one waits.
@@ -180,7 +171,7 @@ def charge_failure(situation: Situation, draft: Draft, generation: GenerationSta
         stuck += 1
     draft = draft.update(failures=failures, generations_without_progress=stuck)
     # The event of the generation's end has said the message already.
-    if stuck >= MAX_GENERATIONS_WITHOUT_PROGRESS:
+    if stuck >= situation.timing.max_generations_without_progress:
         why = f"{counted(stuck, 'generation')} in a row failed like this, without making a step"
         text = f"{clause(message)}; {why}"
         return finish(situation, draft, Phase.FAILED, EndReason.NO_PROGRESS, text, event=why)
@@ -216,18 +207,18 @@ def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
         return draft
     refusal = _lasting_refusal(situation)
     if refusal is not None:
-        if situation.now <= after(refusal.since, REFUSAL_PATIENCE):
+        if situation.now <= after(refusal.since, situation.timing.refusal_patience):
             return draft
         message = f"{clause(refusal.message)}; provide what is missing, or change the job"
         return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, message)
-    stuck = (f.pod for f in situation.pods.values() if _cannot_start(f, situation))
-    waiting = next((pod for pod in stuck if situation.now > _last_chance(pod)), None)
+    stuck = (f for f in situation.pods.values() if _cannot_start(f, situation))
+    waiting = next((facts for facts in stuck if situation.now > _last_chance(facts)), None)
     if waiting is not None:
-        message = start_sentence(situation.observed.job.namespace, waiting)
+        message = start_sentence(situation.observed.job.namespace, waiting.pod)
         return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, message)
     # What was killed or rejected from outside says nothing of the job: the next pod may start.
     failures = [f for f in start_failures(situation, draft) if not killed(f.pod)]
-    if len(failures) < MAX_START_FAILURES:
+    if len(failures) < situation.timing.max_start_failures:
         return draft
     message = ended_early_sentence(situation.observed.job.namespace, [f.pod for f in failures])
     return finish(situation, draft, Phase.FAILED, EndReason.CANNOT_START, message)
@@ -242,8 +233,8 @@ def gives_up_at(situation: Situation, draft: Draft) -> datetime | None:
         return None
     refusal = _lasting_refusal(situation)
     if refusal is not None:
-        return after(refusal.since, REFUSAL_PATIENCE)
-    return min((_last_chance(f.pod) for f in situation.pods.values() if _cannot_start(f, situation)), default=None)
+        return after(refusal.since, situation.timing.refusal_patience)
+    return min((_last_chance(f) for f in situation.pods.values() if _cannot_start(f, situation)), default=None)
 
 
 def _may_give_up(situation: Situation, draft: Draft) -> bool:
@@ -277,11 +268,12 @@ def _cannot_start(facts: PodFacts, situation: Situation) -> bool:
     return pod.waiting_reason in CANNOT_START
 
 
-def _last_chance(pod: PodView) -> datetime:
+def _last_chance(facts: PodFacts) -> datetime:
     """When the patience with a pod that can't start ends."""
+    pod, timing = facts.pod, facts.timing
     # A missing volume is never mounted, but a disk may take minutes to attach.
     slow = pod.waiting_reason == WaitingReason.FAILED_MOUNT and "not found" not in (pod.waiting_message or "")
-    patience = STUCK_START if slow else START_FAILURE_PATIENCE
+    patience = timing.stuck_start if slow else timing.start_failure_patience
     return after(pod.stuck_since, patience)
 
 
@@ -301,5 +293,5 @@ def start_failures(situation: Situation, draft: Draft) -> list[PodFacts]:
         and uid not in joined
         and not (facts.report is not None and facts.report.generation)  # it has joined an earlier one
         and not (facts.pod.deleting or facts.node_lost or facts.doom is not None)
-        and seconds_between(facts.pod.created_at, situation.now) < START_FAILURE_WINDOW
+        and seconds_between(facts.pod.created_at, situation.now) < situation.timing.start_failure_window
     ]

@@ -13,14 +13,7 @@ from spottrain_operator.core.facts.members import members_of, says_nothing
 from spottrain_operator.core.facts.places import places
 from spottrain_operator.core.facts.situation import PodFacts, Situation
 from spottrain_operator.core.policies.ending import request_end
-from spottrain_operator.core.timing import (
-    GROWTH_INTERVAL,
-    GROWTH_MIN_REMAINING,
-    GROWTH_PATIENCE,
-    GROWTH_PATIENCE_WHILE_COMING,
-    SCHEDULING,
-    seconds_between,
-)
+from spottrain_operator.core.timing import seconds_between
 
 
 def grow(situation: Situation, draft: Draft) -> Draft:
@@ -35,10 +28,10 @@ def grow(situation: Situation, draft: Draft) -> Draft:
     if healthy is not None and healthy.status == "False":
         return draft
     since = generation.started_at if says_nothing(situation, generation) else generation.first_step_at
-    if since is None or seconds_between(since, situation.now) < GROWTH_INTERVAL:
+    if since is None or seconds_between(since, situation.now) < situation.timing.growth_interval:
         return draft
     remaining = draft.status.progress.eta_seconds
-    if remaining is not None and remaining < GROWTH_MIN_REMAINING:
+    if remaining is not None and remaining < situation.timing.growth_min_remaining:
         return draft
     if any(m.is_done for m in members_of(situation, generation)):
         return draft
@@ -62,13 +55,16 @@ def coming(situation: Situation, uids: set[str]) -> list[PodFacts]:
         if not (facts := situation.pods[uid]).candidate
         and facts.usable
         and not (facts.pod.ready and facts.received_at is not None and not facts.heard)
-        and (facts.pod.node is not None or seconds_between(facts.pod.created_at, situation.now) < SCHEDULING)
+        and (
+            facts.pod.node is not None
+            or seconds_between(facts.pod.created_at, situation.now) < situation.timing.scheduling
+        )
     ]
 
 
 def _is_time(situation: Situation, waiting: list[PodFacts], others: list[PodFacts]) -> bool:
     waited = max(seconds_between(f.pod.ready_since or f.pod.created_at, situation.now) for f in waiting)
     if others:
-        return waited > GROWTH_PATIENCE_WHILE_COMING
+        return waited > situation.timing.growth_patience_while_coming
     expected = any(f.usable and f.pod.node is None for f in situation.pods.values())
-    return not expected or waited > GROWTH_PATIENCE
+    return not expected or waited > situation.timing.growth_patience

@@ -38,15 +38,7 @@ from spottrain_operator.core.policies.rivals import rival_of
 from spottrain_operator.core.policies.time_spent import spend_on_end
 from spottrain_operator.core.policies.transitions import close_transitions, open_transition
 from spottrain_operator.core.policies.understanding import waits_to_be_understood
-from spottrain_operator.core.timing import (
-    CULPRIT_GRACE,
-    DRAIN_OVERTIME,
-    FIRST_GENERATION_PATIENCE,
-    NEXT_GENERATION_PATIENCE,
-    SILENT_ON_LOST_NODE,
-    after,
-    seconds_between,
-)
+from spottrain_operator.core.timing import after, seconds_between
 
 
 def succeed(situation: Situation, draft: Draft) -> Draft:
@@ -121,7 +113,7 @@ def press(situation: Situation, draft: Draft) -> Draft:
         message = f"pod {left.member.pod} has left it"
         return request_end(situation, draft, members, cause, message, at_once=True)
     due = _drains_until(situation, generation)
-    if due is not None and situation.now > after(due, DRAIN_OVERTIME):
+    if due is not None and situation.now > after(due, situation.timing.drain_overtime):
         return request_end(situation, draft, members, cause, "its drain had not ended by the deadline", at_once=True)
     return draft
 
@@ -183,7 +175,7 @@ def _awaits_culprit(situation: Situation, generation: GenerationStatus, members:
         return False
     if len(members) == 1 and members[0].state in (MemberState.FAILED, MemberState.STOPPED):
         return False
-    return seconds_between(generation.requested_at, situation.now) < CULPRIT_GRACE
+    return seconds_between(generation.requested_at, situation.now) < situation.timing.culprit_grace
 
 
 def _cause(situation: Situation, draft: Draft, generation: GenerationStatus) -> Cause:
@@ -326,13 +318,13 @@ def _waits(situation: Situation, draft: Draft, kept: tuple[str, ...], chosen: li
     if not others or len(situation.candidates(kept)) >= situation.spec.nodes.max:
         return False
     enough_since = _enough_since(situation, chosen)
-    if last is None and seconds_between(enough_since, situation.now) < FIRST_GENERATION_PATIENCE:
+    if last is None and seconds_between(enough_since, situation.now) < situation.timing.first_generation_patience:
         return True
     if not any(f.pod.ready and _may_come_back(situation, f) for f in others):
         return False
     ended = [last.ended_at or last.started_at] if last is not None else []
     since = max(*ended, enough_since, situation.observed.listening_since)
-    return seconds_between(since, situation.now) < NEXT_GENERATION_PATIENCE
+    return seconds_between(since, situation.now) < situation.timing.next_generation_patience
 
 
 def _may_come_back(situation: Situation, facts: PodFacts) -> bool:
@@ -341,7 +333,7 @@ def _may_come_back(situation: Situation, facts: PodFacts) -> bool:
     It was heard just now, or is one that a new operator has yet to hear.
     """
     if facts.received_at is not None:
-        return facts.silence < SILENT_ON_LOST_NODE
+        return facts.silence < situation.timing.silent_on_lost_node
     ready_since = facts.pod.ready_since
     return ready_since is not None and ready_since < situation.observed.listening_since
 

@@ -39,7 +39,7 @@ def heed_watchers(situation: Situation, draft: Draft) -> Draft:
     if draft.finished and known is not None:
         message = "The job is over, and no node of it can be taken"
         return draft.condition(ConditionType.NOTICES_HEARD, True, ConditionReason.FINISHED, message, now)
-    watches = spot_watches(draft.running, situation.observed.reports)
+    watches = spot_watches(draft.running, situation.observed.reports, situation.timing)
     if draft.running is None or (known is None and not watches):
         return draft
     unheard = [each for each in watches if each.unheard]

@@ -6,13 +6,14 @@ If not, the message has the words of whoever refuses them.
 from __future__ import annotations
 
 from spottrain_api.contract import CapacityType, ConditionReason, ConditionType, EndReason, EventReason, WaitingReason
-from spottrain_api.wording import counted
+from spottrain_api.wording import counted, time_of_day
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.places import places
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import PodView
-from spottrain_operator.core.policies.capacity import RETRIES, advice, missing, refusal_of, spot_sentence
+from spottrain_operator.core.policies.capacity import advice, missing, refusal_of, retries_sentence, spot_sentence
 from spottrain_operator.core.policies.failure_policy import CANNOT_START, start_failures
+from spottrain_operator.core.timing import after
 from spottrain_operator.core.words.pods import ended_early_sentence, start_sentence, waits_in_vain_sentence
 from spottrain_operator.core.words.scheduling import lacks_more_than_nodes, scheduler_says
 
@@ -27,7 +28,7 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
         return _of_finished(situation, draft)
     refusal, now = refusal_of(situation, draft), situation.now
     if refusal is not None:
-        message = f"{refusal.message}. {RETRIES}; existing pods continue"
+        message = f"{refusal.message}. {retries_sentence(situation.timing)}; existing pods continue"
         return draft.condition(ConditionType.PODS_HEALTHY, False, ConditionReason.PODS_REFUSED, message, now)
     goes = draft.leaving
     waiting = [facts.pod for uid, facts in situation.pods.items() if not facts.pod.deleting and uid not in goes]
@@ -63,7 +64,8 @@ def loss_of_place(situation: Situation, draft: Draft) -> str:
     for uid, facts in situation.pods.items():
         if facts.waits_in_vain and uid not in draft.leaving:
             loss = facts.doom.message if facts.doom is not None else ""
-            return waits_in_vain_sentence(facts.pod, loss, situation.now)
+            until = after(facts.pod.placed_at, situation.timing.stuck_start)
+            return waits_in_vain_sentence(facts.pod, loss, until=time_of_day(until, situation.now))
     return ""
 
 

@@ -13,7 +13,7 @@ from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import STILL_IN, MemberFacts, MemberState, members_of
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.policies.ending import request_end
-from spottrain_operator.core.timing import UNKNOWN_LEAD, after
+from spottrain_operator.core.timing import after
 
 
 def heed_losses(situation: Situation, draft: Draft) -> Draft:
@@ -47,7 +47,7 @@ def heed_notices(situation: Situation, draft: Draft) -> Draft:
     if not doomed_in and not any(_drains_by_itself(m) for m in members):
         return draft
     message = "; ".join(dict.fromkeys(doom.message for doom in dooms)) or "an agent received a notice for its node"
-    deadline = min((doom.deadline for doom in dooms), default=after(situation.now, UNKNOWN_LEAD))
+    deadline = min((doom.deadline for doom in dooms), default=after(situation.now, situation.timing.unknown_lead))
     if generation.state is GenerationState.DRAINING and not doomed_in:
         return draft  # it drains because it was asked to
     return request_end(
@@ -76,4 +76,4 @@ def _not_past(deadline: datetime, situation: Situation) -> datetime:
 
     A notice's deadline that has passed counts as unknown, as the node is still there.
     """
-    return deadline if deadline > situation.now else after(situation.now, UNKNOWN_LEAD)
+    return deadline if deadline > situation.now else after(situation.now, situation.timing.unknown_lead)

@@ -12,7 +12,7 @@ from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.facts.watching import spot_watches
 from spottrain_operator.core.policies.capacity import next_try, refusal_of
 from spottrain_operator.core.policies.rivals import rival_of
-from spottrain_operator.core.timing import JUST_NOW, after, seconds_between
+from spottrain_operator.core.timing import after, seconds_between
 
 # A generation that isn't at rest: patience with members, pods and watchers runs out by the second.
 _RESTLESS = 2.0
@@ -52,7 +52,7 @@ def _while_running(situation: Situation, draft: Draft, generation: GenerationSta
     if status.fallback_since is not None:
         times.append(after(status.fallback_since, situation.spec.capacity.fallback.return_after_seconds))
     if refusal := refusal_of(situation, draft):
-        times.append(next_try(refusal))
+        times.append(next_try(refusal, situation.timing))
     return max(_RESTLESS, min(seconds_between(situation.now, each) for each in times))
 
 
@@ -72,11 +72,11 @@ def _is_at_rest(situation: Situation, generation: GenerationStatus) -> bool:
             m.state is MemberState.AWAITED and m.facts is not None and m.facts.doom is None and not m.facts.node_lost
             for m in members
         )
-    watches = spot_watches(generation, situation.observed.reports)
+    watches = spot_watches(generation, situation.observed.reports, situation.timing)
     return all(each.settled for each in watches) and all(
         m.state is MemberState.RUNNING
         and m.facts is not None
-        and m.facts.silence < JUST_NOW
+        and m.facts.silence < situation.timing.just_now
         and m.facts.doom is None
         and not (m.report is not None and m.report.stalled)
         for m in members

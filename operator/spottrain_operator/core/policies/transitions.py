@@ -9,7 +9,8 @@ from spottrain_api.v1alpha1 import GenerationStatus, TrainingJobStatus, Transiti
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.progress import newest_progress
 from spottrain_operator.core.facts.situation import Situation
-from spottrain_operator.core.timing import MAX_TRANSITIONS, seconds_between
+from spottrain_operator.core.model import MAX_TRANSITIONS
+from spottrain_operator.core.timing import seconds_between
 
 
 def open_transition(situation: Situation, draft: Draft, cause: Cause, message: str) -> Draft:

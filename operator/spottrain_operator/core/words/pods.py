@@ -10,7 +10,6 @@ from datetime import datetime
 from spottrain_api.contract import TRAINER_CONTAINER, AgentReport, WaitingReason
 from spottrain_api.wording import clause, counted, listed, time_of_day
 from spottrain_operator.core.model import FAILED_STARTS, PodView
-from spottrain_operator.core.timing import STUCK_START, after
 
 # Words of Python, and of container runtimes, on an image without the agent or without Python.
 _NO_AGENT = re.compile(r"""No module named '?spottrain|"python": executable|executable (?:file )?["`]python""")
@@ -79,15 +78,14 @@ def refused_reports_sentence(pods: Sequence[PodView], why: str) -> str:
     )
 
 
-def waits_in_vain_sentence(pod: PodView, loss: str, now: datetime) -> str:
+def waits_in_vain_sentence(pod: PodView, loss: str, *, until: str) -> str:
     """Why a pod that holds a place can't train, and when another node is tried.
 
     Args:
         pod: A pod on a node.
         loss: The sentence that announced the loss of the node. Empty if the node is only down.
-        now: Time of the sentence.
+        until: The time of day when another node is tried.
     """
-    until = time_of_day(after(pod.placed_at, STUCK_START), now)
     return f"pod {pod.name} can't train, and is replaced at {until}: {loss or f'node {pod.node} is not ready'}"
 
 
