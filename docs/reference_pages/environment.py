@@ -85,8 +85,8 @@ OPERATOR: Mapping[str, str] = {
     "SPOTTRAIN_CLIENT_QPS": "Requests a second to the API server, on average. The chart's value operator.client.qps.",
     "SPOTTRAIN_PROGRESS_SECONDS": "Seconds between two records of a job's progress in its status, while nothing else "
     "changes, at most 120. The chart's value operator.progressSeconds.",
-    "SPOTTRAIN_TIMING": "Durations that decisions depend on, as JSON, such as `{\"growth_interval\": 4}`. For tests and "
-    "rehearsals: no value of the chart sets it.",
+    "SPOTTRAIN_TIMING": 'Durations that decisions depend on, as JSON, such as `{"growth_interval": 4}`. For tests '
+    "and rehearsals: no value of the chart sets it.",
     "SPOTTRAIN_LOG_LEVEL": "Level of the log. Default: INFO. The chart's value operator.logLevel.",
     "SPOTTRAIN_POD_LABELS": "Labels of the operator's pods, as `key=value,key=value`. The leader is labelled, "
     "so that the Service finds it. Default: none, so that no pod is labelled.",
