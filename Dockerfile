@@ -14,6 +14,7 @@ RUN python3 -m venv /opt/spottrain \
 # The wheel holds the packages that are copied here. It installs the script `spottrain` without its package, so the
 # script is removed.
 COPY pyproject.toml README.md LICENSE ./
+COPY runtime/spottrain_runtime runtime/spottrain_runtime
 COPY api/spottrain_api api/spottrain_api
 COPY operator/spottrain_operator operator/spottrain_operator
 COPY operator/spottrain_watcher operator/spottrain_watcher

@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest --numprocesses=3 --no-loadscope-reorder
-CODE := api operator cli trainer-image local-cluster tests examples demo benchmarks release docs
+CODE := runtime api planner operator cli trainer-image local-cluster tests examples demo benchmarks release docs
 # If it is set, each of the tests' many processes compiles again what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spottrain/pip

@@ -41,10 +41,10 @@ from rich.table import Table
 
 from benchmarks import clean_up_on_sigterm
 from benchmarks.scale.world import Result, percentile, say, world
-from spottrain_api.processes import open_many_files
 from spottrain_local.processes import watch_children_by_pidfd
 from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.process import RECORDS_PER_HISTORY
+from spottrain_runtime.processes import open_many_files
 
 
 async def measure(args: argparse.Namespace, folder: Path) -> Result:

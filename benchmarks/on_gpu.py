@@ -76,7 +76,9 @@ def run(command: list[str], seconds: float) -> int:
     None of its processes is left, whatever happens. If it takes longer than `seconds`, it is ended.
     """
     paths = [
+        ROOT / "runtime",
         ROOT / "api",
+        ROOT / "planner",
         ROOT / "operator",
         ROOT / "cli",
         ROOT / "trainer-image",

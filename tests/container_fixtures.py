@@ -164,7 +164,11 @@ def trainer_image(base_image: str, tmp_path_factory: pytest.TempPathFactory) -> 
     whose torch has 5 GB.
     """
     root, context = checkout_root(), tmp_path_factory.mktemp("trainer-image")
-    for package in ("api/spottrain_api", "trainer-image/spottrain", "trainer-image/spottrain_agent"):
+    packages = (
+        *("runtime/spottrain_runtime", "api/spottrain_api", "planner/spottrain_planner"),
+        *("trainer-image/spottrain", "trainer-image/spottrain_agent"),
+    )
+    for package in packages:
         shutil.copytree(root / package, context / Path(package).name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(root / JOBS, context / JOBS, ignore=shutil.ignore_patterns("__pycache__"))
     (context / "Dockerfile").write_text(TRAINER)

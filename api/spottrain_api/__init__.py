@@ -1,5 +1,4 @@
 """The TrainingJob API and the messages between spottrain's parts.
 
-The operator, the agent, the watcher, the trainer library and the CLI import it. It needs only pydantic: no kopf, no
-torch, no Kubernetes client.
+The operator, the agent, the watcher, the trainer library and the CLI import it. It needs only pydantic.
 """

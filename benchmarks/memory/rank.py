@@ -25,7 +25,7 @@ from spottrain.engines import Engine, EngineConfig, choose_engine
 from spottrain.engines.auto import facts_of
 from spottrain.engines.blocks import find_blocks, prepare_blocks
 from spottrain_api.contract import DeepSpeedConfig
-from spottrain_api.memory_estimate import Estimate, ModelFacts, Workload, estimates
+from spottrain_planner.memory_estimate import Estimate, ModelFacts, Workload, estimates
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

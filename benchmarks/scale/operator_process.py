@@ -16,6 +16,7 @@ import psutil
 
 import spottrain_api
 import spottrain_operator
+import spottrain_runtime
 from benchmarks.ports import free_ports
 from benchmarks.scale.api_server import NAMESPACE
 from spottrain_api.contract import FILE_CONTROL_CA, FILE_CONTROL_URL, PATH_ASSIGNMENT
@@ -23,7 +24,7 @@ from spottrain_local.node.api import ApiClient
 from spottrain_local.processes import ProcessSpec, start_process
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 
-SOURCES = [str(Path(module.__path__[0]).parent) for module in (spottrain_api, spottrain_operator)]
+SOURCES = [str(Path(module.__path__[0]).parent) for module in (spottrain_runtime, spottrain_api, spottrain_operator)]
 
 
 class OperatorProcess:

@@ -15,7 +15,7 @@ from urllib.request import getproxies
 from urllib3 import Retry
 from urllib3.exceptions import HTTPError
 
-from spottrain_api.wording import printable
+from spottrain_runtime.wording import printable
 
 # An API server that restarts, or elects its store's leader, is back in less.
 OUTAGE_SECONDS = 60.0

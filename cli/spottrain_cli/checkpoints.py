@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from spottrain_api.wording import counted, printable
+from spottrain_runtime.wording import counted, printable
 
 if TYPE_CHECKING:
     from spottrain.checkpoint import CheckpointStorage, Commit, Head

@@ -14,7 +14,6 @@ from spottrain_api.contract import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB_UID, PL
 from spottrain_api.history import HISTORY_FIELD, HISTORY_PLURAL, HistoryPoint
 from spottrain_api.tolerant import Path, dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobStatus
-from spottrain_api.wording import listed, printable
 from spottrain_cli.api_access import (
     CONNECT_SECONDS,
     READ_SECONDS,
@@ -24,6 +23,7 @@ from spottrain_cli.api_access import (
     connect,
     sentences,
 )
+from spottrain_runtime.wording import listed, printable
 
 # An operator that runs writes a new job's status in a second or two.
 UNSEEN_SECONDS = 10.0

@@ -17,10 +17,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from spottrain_api.contract import CapacityType, ConditionType
-from spottrain_api.memory_estimate import in_gib
 from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase, ProgressStatus, TrainingJobStatus
-from spottrain_api.wording import counted
 from spottrain_cli.job_view import EventSummary, JobSnapshot, PodSummary, unseen_sentence
+from spottrain_planner.memory_estimate import in_gib
+from spottrain_runtime.wording import counted
 
 PHASE_STYLES: Mapping[str, str] = {
     Phase.RUNNING: "bold green",

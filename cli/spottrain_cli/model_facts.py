@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spottrain_api.memory_estimate import ModelFacts
 from spottrain_cli.api_access import UserError
+from spottrain_planner.memory_estimate import ModelFacts
 
 _COUNT_UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _BYTE_UNITS = {

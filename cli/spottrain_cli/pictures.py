@@ -21,10 +21,10 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from spottrain_api.history import MAX_POINTS, HistoryPoint
 from spottrain_api.v1alpha1 import Phase, TrainingJobStatus
-from spottrain_api.wording import counted
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import seconds
 from spottrain_cli.throughput import Throughput
+from spottrain_runtime.wording import counted
 
 # A thing has the same colour in every picture.
 PHASE_COLOURS = {

@@ -17,16 +17,16 @@ from rich.table import Table
 from rich.text import Text
 
 from spottrain_api.contract import KIND
-from spottrain_api.deepspeed_json import user_json, zero_optimization
-from spottrain_api.memory_estimate import DEEPSPEED, GIB, RUNTIME_BYTES, Estimate, ModelFacts, estimates, in_gib
 from spottrain_api.mistakes import mistakes
-from spottrain_api.strategy_choice import Choice, fits, usable_bytes, usable_share
 from spottrain_api.v1alpha1 import Strategy, TrainingJobSpec
-from spottrain_api.wording import counted
 from spottrain_cli.api_access import UserError
 from spottrain_cli.model_facts import count, read_config, size
-from spottrain_cli.refusals import refusals
-from spottrain_cli.what_fits import MOST_NODES, Hardware, PlannedJob, differences, smallest_change
+from spottrain_planner.deepspeed_json import user_json, zero_optimization
+from spottrain_planner.memory_estimate import DEEPSPEED, GIB, RUNTIME_BYTES, Estimate, ModelFacts, estimates, in_gib
+from spottrain_planner.refusals import refusals
+from spottrain_planner.strategy_choice import Choice, fits, usable_bytes, usable_share
+from spottrain_planner.what_fits import MOST_NODES, Hardware, PlannedJob, differences, smallest_change
+from spottrain_runtime.wording import counted
 
 # Columns of a terminal in which any table fits, for measuring.
 WIDE = 1000

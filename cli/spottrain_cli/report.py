@@ -11,11 +11,11 @@ from datetime import UTC, datetime, timedelta
 import jinja2
 
 from spottrain_api.v1alpha1 import TrainingJobStatus, Transition
-from spottrain_api.wording import counted
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import duration, loss_text, money, seconds
 from spottrain_cli.pictures import pictures, rate
 from spottrain_cli.throughput import Throughput, throughput
+from spottrain_runtime.wording import counted
 
 # Parts of the status' `time`, as the report names them.
 TIME_PARTS = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from spottrain_api import contract
+from spottrain_runtime.logs import ENV_LOG_FORMAT
 
 from .markdown import entry
 
@@ -33,7 +34,7 @@ IN_PODS: Mapping[str, str] = {
     "trusts there (`ca.crt`). Both follow the operator while the pod runs.",
     contract.ENV_TOKEN_FILE: "File with the token by which the agent authenticates to the operator.",
     contract.ENV_JOB: "Name of the job.",
-    contract.ENV_LOG_FORMAT: "Form of the log lines: `text`, or `json` with job, generation and member in each line. "
+    ENV_LOG_FORMAT: "Form of the log lines: `text`, or `json` with job, generation and member in each line. "
     "Default: text. The chart's value `logFormat` sets it for operator, watcher and trainer pods.",
     contract.ENV_NAMESPACE: "Namespace of the job.",
     contract.ENV_POD_NAME: "Name of the pod.",

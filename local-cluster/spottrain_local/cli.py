@@ -15,12 +15,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from spottrain_api.wording import counted
 from spottrain_local.binaries import ensure_binaries
 from spottrain_local.cluster import DEFAULT_NAME, Cluster, Status, list_clusters, open_cluster
 from spottrain_local.install import chart_folder, check_operator_image, install_operator
 from spottrain_local.layout import LocalClusterError, clusters_root
 from spottrain_local.spec import Runtime, load_spec
+from spottrain_runtime.wording import counted
 
 P = ParamSpec("P")
 R = TypeVar("R")

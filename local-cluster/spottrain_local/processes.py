@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from spottrain_api.processes import die_with_parent
+from spottrain_runtime.processes import die_with_parent
 
 logger = logging.getLogger(__name__)
 

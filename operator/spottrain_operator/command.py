@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 import click
 
-from spottrain_api import logs
 from spottrain_api.contract import (
     CONTROL_PORT,
     ENV_CONTROL_URL,
@@ -22,9 +21,7 @@ from spottrain_api.contract import (
     METRICS_PORT,
     WATCHER_PORT,
 )
-from spottrain_api.processes import open_many_files
 from spottrain_api.v1alpha1 import Network
-from spottrain_api.wording import one_line
 from spottrain_operator.control_api.certificate_keeper import CertificateSource
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 from spottrain_operator.kube.client import ClusterError
@@ -40,6 +37,9 @@ from spottrain_operator.options import (
     watch_namespaces_option,
 )
 from spottrain_operator.process import LeadershipLostError, OperatorSettings, run_operator
+from spottrain_runtime import logs
+from spottrain_runtime.processes import open_many_files
+from spottrain_runtime.wording import one_line
 
 logger = logging.getLogger("spottrain_operator")
 

@@ -21,10 +21,10 @@ from enum import IntEnum
 from functools import partial
 from typing import Protocol
 
-from spottrain_api.logs import about
 from spottrain_operator.core.timing import growing_pause
 from spottrain_operator.kube.client import ClusterError, ConflictError, JobKey
 from spottrain_operator.kube.limits import is_urgent
+from spottrain_runtime.logs import about
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from functools import partial
 
 import click
 
-from spottrain_api.wording import one_line
 from spottrain_operator.core.timing import Timing
+from spottrain_runtime.wording import one_line
 
 _KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")

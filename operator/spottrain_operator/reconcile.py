@@ -29,7 +29,6 @@ from spottrain_api.contract import (
     Relay,
     shutdown_grace_seconds,
 )
-from spottrain_api.logs import about
 from spottrain_api.v1alpha1 import (
     FINISHED_PHASES,
     Condition,
@@ -78,6 +77,7 @@ from spottrain_operator.objects.pod_events import PodEvents
 from spottrain_operator.objects.pods import template_hash
 from spottrain_operator.objects.write_back import as_written, with_condition
 from spottrain_operator.tracing import ChangeTracer
+from spottrain_runtime.logs import about
 
 logger = logging.getLogger(__name__)
 

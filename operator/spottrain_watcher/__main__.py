@@ -19,7 +19,6 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from spottrain_api import logs
 from spottrain_api.contract import (
     ENV_HOST_IP,
     ENV_NODE_NAME,
@@ -30,7 +29,8 @@ from spottrain_api.contract import (
     shutdown_grace_seconds,
     watcher_mark,
 )
-from spottrain_api.http_server import bounded_runner
+from spottrain_runtime import logs
+from spottrain_runtime.http_server import bounded_runner
 from spottrain_watcher.azure import ENV_ACKNOWLEDGE, AzureSource
 from spottrain_watcher.ec2 import Ec2Source
 from spottrain_watcher.gce import GceSource

@@ -26,7 +26,7 @@ from spottrain_api.contract import (
     accepted_taints,
     eviction_grace_seconds,
 )
-from spottrain_api.wording import one_line
+from spottrain_runtime.wording import one_line
 from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
 from spottrain_watcher.ledger import merged
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from aiohttp import web
 
 from spottrain_api.contract import LONG_POLL_SECONDS, PATH_NOTICE, Notice, NoticeList
-from spottrain_api.wording import one_line
+from spottrain_runtime.wording import one_line
 from spottrain_watcher.ledger import Ledger
 from spottrain_watcher.metrics import Metrics, hears_cloud
 from spottrain_watcher.provider import ENV_PROVIDER

@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "bugs"
 PACKAGES = (
     "api/spottrain_api",
+    "planner/spottrain_planner",
+    "runtime/spottrain_runtime",
     "operator/spottrain_operator",
     "trainer-image/spottrain",
     "trainer-image/spottrain_agent",

@@ -26,7 +26,7 @@ from kill_point import SECONDS_INTO, KillPoint
 from spottrain.checkpoint import Checkpointer, CheckpointStorage, Retention, WriterProcess, open_storage, read_head
 from spottrain.checkpoint.format.attempt import ATTEMPTS
 from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX
-from spottrain_api.processes import become_subreaper
+from spottrain_runtime.processes import become_subreaper
 
 # Large enough for several parts on object stores, and small.
 SIZES = (2_300_000, 1_000)

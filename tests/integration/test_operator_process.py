@@ -22,12 +22,12 @@ from operator_process import Jobs, OperatorProcess, running, watcher
 from spottrain_api.contract import (
     ANNOTATION_CONTROL_CA,
     ANNOTATION_CONTROL_URL,
-    ENV_LOG_FORMAT,
     AgentReport,
     Assignment,
     AssignmentAction,
 )
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
+from spottrain_runtime.logs import ENV_LOG_FORMAT
 
 pytestmark = pytest.mark.cluster
 

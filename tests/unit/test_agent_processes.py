@@ -29,7 +29,7 @@ from spottrain_agent.zygote_process import ZygoteProcess
 NAMED_IN_RUSSIAN = """
 import asyncio, ctypes, os, signal
 from spottrain_agent.processes import catches, is_alive, kill_descendants
-from spottrain_api.processes import die_with_parent
+from spottrain_runtime.processes import die_with_parent
 
 named, name = os.pipe()
 child = os.fork()

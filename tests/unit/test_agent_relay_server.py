@@ -16,7 +16,6 @@ from scene import training
 from spottrain_agent import relay as relay_module
 from spottrain_agent import routes
 from spottrain_agent.routes import RefusedError, RelayRoute
-from spottrain_api import http_server
 from spottrain_api.contract import (
     AgentReport,
     CommitRef,
@@ -27,6 +26,7 @@ from spottrain_api.contract import (
     Relay,
 )
 from spottrain_operator.control_api.report_bounds import MAX_BODY_BYTES, parse_report
+from spottrain_runtime import http_server
 
 
 @dataclass(frozen=True)

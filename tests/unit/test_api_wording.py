@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spottrain_api.wording import (
+from spottrain_runtime.wording import (
     counted,
     listed,
     one_line,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plan_command import deepspeed, in_one_line, run
-from spottrain_api.memory_estimate import GIB
+from spottrain_planner.memory_estimate import GIB
 
 
 def rows_of(output: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 from spottrain_agent import zygote
 from spottrain_agent.launcher import LaunchRequest
 from spottrain_api.contract import Entrypoint
-from spottrain_api.processes import die_with_parent
+from spottrain_runtime.processes import die_with_parent
 
 ALIVE = 7
 ENDED = 2**22 + 1  # larger than any process ID

@@ -48,7 +48,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
 
 CHECKOUT = Path(__file__).parents[2]
 FOLDERS = (
-    *("api", "operator", "cli", "trainer-image", "local-cluster"),
+    *("runtime", "api", "planner", "operator", "cli", "trainer-image", "local-cluster"),
     *("tests", "examples", "benchmarks", "demo", "docs", "release"),
 )
 

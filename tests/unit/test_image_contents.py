@@ -19,8 +19,11 @@ from packaging.utils import canonicalize_name
 from distribution import ROOT, build_wheel, closure
 
 PACKAGES = {
-    "Dockerfile": {"spottrain_api", "spottrain_operator", "spottrain_watcher"},
-    "trainer-image/Dockerfile": {"spottrain_api", "spottrain", "spottrain_agent"},
+    "Dockerfile": {"spottrain_runtime", "spottrain_api", "spottrain_operator", "spottrain_watcher"},
+    "trainer-image/Dockerfile": {
+        *("spottrain_runtime", "spottrain_api", "spottrain_planner"),
+        *("spottrain", "spottrain_agent"),
+    },
 }
 # The user's image adds these, if the script uses them.
 ADAPTERS = {"transformers", "accelerate", "lightning", "peft"}

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from spottrain_api.logs import log_format
+from spottrain_runtime.logs import log_format
 
 PROGRAM = """
     import asyncio, logging
-    from spottrain_api import logs
+    from spottrain_runtime import logs
     logs.configure("spottrain-agent")
     logs.remember(job="gpt", member="gpt-1", generation=None)
     logger = logging.getLogger("spottrain_agent.agent")
@@ -70,7 +70,7 @@ def test_text_is_the_default() -> None:
 
 LIBRARY = """
     import logging
-    from spottrain_api import logs
+    from spottrain_runtime import logs
     logging.basicConfig(format="the script's own: %(message)s")
     logs.configure_library("spottrain")
     logger = logging.getLogger("spottrain.recovery")

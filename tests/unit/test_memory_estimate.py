@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain_api.memory_estimate import GIB, Estimate, ModelFacts, Workload, estimates, in_gib
-from spottrain_api.strategy_choice import Choice, Memory, choose_strategy
+from spottrain_planner.memory_estimate import GIB, Estimate, ModelFacts, Workload, estimates, in_gib
+from spottrain_planner.strategy_choice import Choice, Memory, choose_strategy
 
 A100 = Memory(accelerator_bytes=80 * GIB)
 SMALL = Memory(accelerator_bytes=24 * GIB)

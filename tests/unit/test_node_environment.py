@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain_api.contract import SERVICEACCOUNT_DIR
-from spottrain_api.quantity import divide_quantity, parse_quantity
 from spottrain_local.node.cluster_objects import Token, TokenRequest
 from spottrain_local.node.config import NodeConfig
 from spottrain_local.node.containers import ContainerConfigError, ContainerRun, Mount, PodSandbox
@@ -17,6 +16,7 @@ from spottrain_local.node.downward import PodPlace
 from spottrain_local.node.environment import build_environment, expand
 from spottrain_local.node.paths import PathRewriter
 from spottrain_local.node.process_environment import process_environment, surroundings
+from spottrain_runtime.quantity import divide_quantity, parse_quantity
 
 PLACE = PodPlace(node_name="n1", pod_ip="127.1.0.2", host_ip="127.1.0.1", cpu="8", memory="32Gi")
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from minimal_job import MINIMAL
 from spottrain_api.contract import ENV_CONTROL_DIR, CapacityType
-from spottrain_api.quantity import parse_quantity
 from spottrain_api.v1alpha1 import Network, TrainingJobSpec
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.pods import JobRef, build_pod
+from spottrain_runtime.quantity import parse_quantity
 
 JOB = JobRef(namespace="team", name="gpt", uid="11111111-2222-3333-4444-555555555555")
 RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from spottrain_api.contract import (
     ENV_CONTROL_DIR,
-    ENV_LOG_FORMAT,
     ENV_POD_UID,
     ENV_WATCHER_PORT,
     LABEL_CAPACITY_TYPE,
@@ -18,11 +17,11 @@ from spottrain_api.contract import (
     SPOT_LABELS,
     CapacityType,
 )
-from spottrain_api.logs import LogFormat
 from spottrain_api.v1alpha1 import PoolProvider, TrainingJobSpec
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.placement import Site
 from spottrain_operator.objects.pods import JobRef, build_pod, template_hash
+from spottrain_runtime.logs import ENV_LOG_FORMAT, LogFormat
 
 JOB = JobRef(namespace="team", name="gpt", uid="11111111-2222-3333-4444-555555555555")
 MINIMAL: dict[str, Any] = {

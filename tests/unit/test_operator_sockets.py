@@ -18,10 +18,10 @@ import pytest
 from aiohttp import web
 from benchmarks.ports import free_ports
 
-from spottrain_api import http_server
 from spottrain_operator.control_api import sockets
 from spottrain_operator.control_api.certificates import issue, new_authority
 from spottrain_operator.control_api.sockets import Port, bound, keep_tls_buffers_small
+from spottrain_runtime import http_server
 
 NUM_CONNECTIONS = 20
 

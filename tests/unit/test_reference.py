@@ -36,7 +36,8 @@ from spottrain_watcher.metrics import Metrics as WatcherMetrics
 
 CHECKOUT = Path(__file__).parents[2]
 PAGES = CHECKOUT / "docs" / "reference"
-PACKAGES = [CHECKOUT / each for each in ("api", "operator", "cli", "trainer-image", "local-cluster")]
+FOLDERS = ("runtime", "api", "planner", "operator", "cli", "trainer-image", "local-cluster")
+PACKAGES = [CHECKOUT / each for each in FOLDERS]
 OPERATOR = CHECKOUT / "operator" / "spottrain_operator"
 ENUMS = {each.value for kind in (Cause, FailureReason, Phase) for each in kind}
 NAMES: dict[str, type[StrEnum]] = {

@@ -22,7 +22,7 @@ from spottrain.engines.auto import Machine, applied, choose_automatically, facts
 from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.engine import EngineConfig
 from spottrain_api.contract import DeepSpeedConfig, FsdpConfig, MemoryEstimate, Sharding, StrategyChoice
-from spottrain_api.memory_estimate import GIB, ModelFacts
+from spottrain_planner.memory_estimate import GIB, ModelFacts
 
 CPU = torch.device("cpu")
 GPU = Machine(accelerator_bytes=24 * GIB, host_bytes=256 * GIB, has_deepspeed=True)

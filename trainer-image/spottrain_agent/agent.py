@@ -60,8 +60,8 @@ from spottrain_api.contract import (
     NoticeKind,
     NoticeList,
 )
-from spottrain_api.logs import remember
-from spottrain_api.processes import become_subreaper
+from spottrain_runtime.logs import remember
+from spottrain_runtime.processes import become_subreaper
 
 logger = logging.getLogger(__name__)
 

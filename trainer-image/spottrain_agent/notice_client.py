@@ -16,7 +16,7 @@ import aiohttp
 from spottrain_agent.control_client import TRANSIENT_ERRORS, BackOff
 from spottrain_agent.routes import POLL_TIMEOUT
 from spottrain_api.contract import PATH_NOTICE, NodeWatch, Notice, NoticeList, WatchState, watcher_mark
-from spottrain_api.wording import one_line
+from spottrain_runtime.wording import one_line
 
 logger = logging.getLogger(__name__)
 

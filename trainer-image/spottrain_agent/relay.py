@@ -23,7 +23,6 @@ from pydantic import ValidationError
 from spottrain_agent import routes
 from spottrain_agent.ports import bind
 from spottrain_agent.routes import proof_of_answer, proven_nonce
-from spottrain_api import http_server
 from spottrain_api.contract import (
     PATH_ASSIGNMENT,
     PATH_REPORT,
@@ -32,6 +31,7 @@ from spottrain_api.contract import (
     Assignment,
     RelayReport,
 )
+from spottrain_runtime import http_server
 
 # A peer may be faster than this agent's own assignment, which says who its peers are.
 UNKNOWN_PEER_SECONDS = 1.0

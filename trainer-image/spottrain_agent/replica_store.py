@@ -35,7 +35,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from spottrain_api.contract import PROCESSOR_SECONDS, HeldShards
-from spottrain_api.processes import die_with_parent
+from spottrain_runtime.processes import die_with_parent
 
 # While a step is replicated, the previous one must stay complete.
 NUM_KEPT = 2

@@ -24,7 +24,7 @@ from spottrain_api.contract import (
     RelayAssignment,
     clock_offset,
 )
-from spottrain_api.wording import one_line
+from spottrain_runtime.wording import one_line
 
 # An operator that thousands ask at once answers late. Whoever gives up and asks anew makes it later.
 FIRST_REPORT_SECONDS = 3.0

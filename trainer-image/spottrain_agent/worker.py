@@ -25,8 +25,8 @@ from spottrain_agent.records import WorkerEnded, WorkerStarted, worker_ended_fil
 from spottrain_agent.script import opens_session
 from spottrain_agent.stacks import stack_file, write_stacks_on_signal
 from spottrain_api.contract import Entrypoint
-from spottrain_api.processes import die_with_parent
-from spottrain_api.wording import place_of, sentence_of, traceback_tail
+from spottrain_runtime.processes import die_with_parent
+from spottrain_runtime.wording import place_of, sentence_of, traceback_tail
 
 _MACHINERY = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
 _MAX_MESSAGE_LENGTH = 1000

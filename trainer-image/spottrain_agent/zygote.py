@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from spottrain_agent.launcher import LaunchRequest, run_launcher
-from spottrain_api.processes import die_with_parent
-from spottrain_api.wording import one_line
+from spottrain_runtime.processes import die_with_parent
+from spottrain_runtime.wording import one_line
 
 REQUIRED_MODULES = ("torch", "torch.distributed.run", "torch.distributed.elastic.multiprocessing")
 # What nearly every training script imports. The first optimizer imports torch._dynamo.

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from spottrain_api.wording import printable
+from spottrain_runtime.wording import printable
 
 # Version of what the parts say to each other. It rises with each release that has something new to say.
 PROTOCOL_VERSION = 1

@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from spottrain_api.quantity import divide_quantity
 from spottrain_local.node.api import JSONObject
+from spottrain_runtime.quantity import divide_quantity
 
 _SUBSCRIPT = re.compile(r"^metadata\.(labels|annotations)\['(.+)'\]$")
 

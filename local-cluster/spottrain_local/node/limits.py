@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from spottrain_api.quantity import parse_quantity
 from spottrain_local.node.api import JSONObject
+from spottrain_runtime.quantity import parse_quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

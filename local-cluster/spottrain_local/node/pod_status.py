@@ -6,9 +6,9 @@ The functions are pure and follow the kubelet's rules.
 from collections.abc import Sequence
 from typing import Any
 
-from spottrain_api.quantity import parse_quantity
 from spottrain_local.node.api import JSONObject
 from spottrain_local.node.containers import ContainerRecord, ContainerState, Running, Terminated, Waiting
+from spottrain_runtime.quantity import parse_quantity
 
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spottrain_api.processes import die_with_parent
 from spottrain_local.node.containers import (
     ContainerRun,
     HostCommand,
@@ -26,6 +25,7 @@ from spottrain_local.node.shim import descendants
 from spottrain_local.node.shimmed_processes import ShimmedProcess, ShimmedProcesses, recover
 from spottrain_local.node.usage import Usage, usage_of_tree
 from spottrain_local.podman import NETWORK_LABEL, NODE_LABEL, bridge_name, last_line, remove_leftovers, run
+from spottrain_runtime.processes import die_with_parent
 
 logger = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ from spottrain_api.contract import (
     RelayReport,
     rounded_offset,
 )
-from spottrain_api.wording import one_line
 from spottrain_operator.core.model import ReportView
 from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.kube.client import JobKey, PodIdentity
+from spottrain_runtime.wording import one_line
 
 # Without a word, a connection may have been dead for this long before it is given up.
 DEAD_BEFORE_CLOSED_SECONDS = 2.0

@@ -13,7 +13,7 @@ from asyncio import sslproto
 
 from aiohttp import web
 
-from spottrain_api.http_server import bounded_runner
+from spottrain_runtime.http_server import bounded_runner
 
 logger = logging.getLogger(__name__)
 

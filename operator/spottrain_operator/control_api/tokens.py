@@ -20,10 +20,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from spottrain_api.contract import TOKEN_AUDIENCE
-from spottrain_api.wording import one_line
 from spottrain_operator.control_api.cluster_keys import KEYS_SECONDS, LEEWAY_SECONDS, ClusterKeys, UndecidedError
 from spottrain_operator.control_api.rate_limit import RateLimit
 from spottrain_operator.kube.client import PodIdentity, TokenReviewer
+from spottrain_runtime.wording import one_line
 
 # A token that was accepted stays so until it expires, or its pod is gone, but no longer than this. One that the keys
 # have verified is verified again, as keys change. Refusals are cached briefly, against floods.

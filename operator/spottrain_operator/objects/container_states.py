@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from spottrain_api.contract import TRAINER_CONTAINER, WaitingReason
-from spottrain_api.wording import counted
 from spottrain_operator.core.model import FAILED_STARTS
 from spottrain_operator.kube.client import Manifest
+from spottrain_runtime.wording import counted
 
 # What a kubelet says of containers that it has not come to yet.
 _IN_TURN = frozenset({None, "ContainerCreating", "PodInitializing"})

@@ -15,7 +15,6 @@ from spottrain_api.contract import (
     ENV_GRACE_SECONDS,
     ENV_HOST_IP,
     ENV_JOB,
-    ENV_LOG_FORMAT,
     ENV_NAMESPACE,
     ENV_NODE_NAME,
     ENV_POD_IP,
@@ -31,6 +30,7 @@ from spottrain_operator.kube.client import Manifest
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.networks import Preset, preset_of
 from spottrain_operator.objects.placement import Site
+from spottrain_runtime.logs import ENV_LOG_FORMAT
 
 ENV_RUN_ROOT = "SPOTTRAIN_RUN_ROOT"
 # So small that they fit onto the smallest nodes with as many GPUs: pods have their nodes to themselves, in general.

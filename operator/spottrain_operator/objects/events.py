@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 from spottrain_api.contract import API_VERSION, KIND
-from spottrain_api.wording import one_line
 from spottrain_operator.core.model import Event
 from spottrain_operator.kube.client import ClusterClient, ClusterError, Manifest
+from spottrain_runtime.wording import one_line
 
 logger = logging.getLogger(__name__)
 

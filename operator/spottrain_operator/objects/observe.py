@@ -26,15 +26,15 @@ from spottrain_api.contract import (
     Notice,
     accepted_taints,
 )
-from spottrain_api.quantity import parse_quantity
 from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus, too_large
-from spottrain_api.wording import one_line
 from spottrain_operator.core.model import FAILED_STARTS, JobView, NodeView, PodView, Refusal
 from spottrain_operator.core.policies.protection import PROTECTION
 from spottrain_operator.kube.client import Manifest, NoPoolError, NotAllowedError, RefusedError
 from spottrain_operator.objects.container_states import init_container, state_beside, trainer_status
 from spottrain_operator.objects.containers import GPU, unwritten_requests
+from spottrain_runtime.quantity import parse_quantity
+from spottrain_runtime.wording import one_line
 
 logger = logging.getLogger(__name__)
 

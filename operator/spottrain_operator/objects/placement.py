@@ -25,8 +25,8 @@ from spottrain_api.contract import (
     WATCHER_PORT,
     CapacityType,
 )
-from spottrain_api.logs import LogFormat
 from spottrain_api.v1alpha1 import Network, PodTemplate, Pool, PoolProvider, SameZone, TrainingJobSpec
+from spottrain_runtime.logs import LogFormat
 
 Expression = dict[str, Any]
 Term = tuple[Expression, ...]

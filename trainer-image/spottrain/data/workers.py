@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from spottrain_api.processes import die_with_parent
+from spottrain_runtime.processes import die_with_parent
 
 
 class FromWorkers(Iterator[Any]):

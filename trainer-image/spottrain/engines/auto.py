@@ -19,9 +19,9 @@ from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.engine import HYBRID, EngineConfig
 from spottrain.engines.model_state import num_bytes, unfit_for_shards
 from spottrain_api.contract import MemoryEstimate, StrategyChoice
-from spottrain_api.deepspeed_json import BUCKET, LIVE, named_size, named_stage
-from spottrain_api.memory_estimate import DEEPSPEED, FSDP, Estimate, ModelFacts, Workload
-from spottrain_api.strategy_choice import Memory, choose_strategy
+from spottrain_planner.deepspeed_json import BUCKET, LIVE, named_size, named_stage
+from spottrain_planner.memory_estimate import DEEPSPEED, FSDP, Estimate, ModelFacts, Workload
+from spottrain_planner.strategy_choice import Memory, choose_strategy
 
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))

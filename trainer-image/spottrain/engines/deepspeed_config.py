@@ -1,6 +1,6 @@
 """The configuration for DeepSpeed.
 
-It merges the job's settings with the user's own DeepSpeed JSON, by the rules of `spottrain_api.deepspeed_json`.
+It merges the job's settings with the user's own DeepSpeed JSON, by the rules of `spottrain_planner.deepspeed_json`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from spottrain.engines.engine import EngineConfig
-from spottrain_api.deepspeed_json import merge, user_json, zero_optimization
+from spottrain_planner.deepspeed_json import merge, user_json, zero_optimization
 
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 # Parts of DeepSpeed whose state checkpoints do not hold, or that would decide what the job decides.

@@ -11,8 +11,8 @@ from spottrain.loop.session import Session
 from spottrain.world.failures import Drained, UserError, as_user_errors, failure_of
 from spottrain.world.launch import Launch
 from spottrain.world.progress import ProgressReporter
-from spottrain_api import logs
 from spottrain_api.contract import ENV_NAMESPACE, ENV_POD_NAME, OutcomeKind, StabilityConfig, TrainerConfig
+from spottrain_runtime import logs
 
 logger = logging.getLogger(__name__)
 

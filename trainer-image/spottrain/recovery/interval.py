@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from spottrain_api.contract import AUTO_INTERVAL, Interruptions
-from spottrain_api.wording import counted
+from spottrain_runtime.wording import counted
 
 # Assumed before any loss is observed: one loss without notice an hour. It weighs as much as an observed one.
 PRIOR_SECONDS_BETWEEN_LOSSES = 3600.0

@@ -11,7 +11,7 @@ from spottrain.recovery.schedule import CheckpointSchedule
 from spottrain.world.failures import save_failure
 from spottrain.world.progress import ProgressReporter
 from spottrain_api.contract import CheckpointTimings, CommitRef, TrainerPhase
-from spottrain_api.logs import say
+from spottrain_runtime.logs import say
 
 logger = logging.getLogger(__name__)
 

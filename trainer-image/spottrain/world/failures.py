@@ -29,7 +29,7 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
 )
 from spottrain_api.contract import Failure, FailureReason, is_lost_peer, lost_peer_sentence
-from spottrain_api.wording import clause, place_of, sentence_of, traceback_tail
+from spottrain_runtime.wording import clause, place_of, sentence_of, traceback_tail
 
 _LIBRARY = Path(__file__).parents[1]
 _REASONS: tuple[tuple[type[CheckpointError], FailureReason], ...] = (

@@ -21,9 +21,9 @@ from spottrain_api.contract import (
     eviction_grace_seconds,
 )
 from spottrain_api.v1alpha1 import GenerationStatus
-from spottrain_api.wording import one_line
 from spottrain_operator.core.model import NodeView, Observed, PodView
 from spottrain_operator.core.timing import Timing, after, seconds_between
+from spottrain_runtime.wording import one_line
 
 # Reason of the DisruptionTarget condition of a pod that the scheduler removes for another one:
 # https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from spottrain_api.contract import LABEL_JOB
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
-from spottrain_api.wording import time_of_day
 from spottrain_operator.core.facts.members import STILL_IN, MemberFacts, is_unheard, leaving_sentence, members_of
 from spottrain_operator.core.facts.progress import newest_progress
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.timing import seconds_between
+from spottrain_runtime.wording import time_of_day
 
 ALL_RANKS = (
     "Each rank has to make every step: see in the script what ends that one, such as a break, a return or sys.exit"

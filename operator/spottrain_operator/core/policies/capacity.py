@@ -10,7 +10,6 @@ from itertools import pairwise
 
 from spottrain_api.contract import CapacityType, EventReason
 from spottrain_api.v1alpha1 import FallbackPolicy, TrainingJobSpec
-from spottrain_api.wording import counted, listed, time_of_day
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.places import demand, demand_of, places
 from spottrain_operator.core.facts.pools import asks_for_current_nodes, pool_sentence, pools_have
@@ -26,6 +25,7 @@ from spottrain_operator.core.words.scheduling import (
     nodes_kept_away,
     scheduler_advice,
 )
+from spottrain_runtime.wording import counted, listed, time_of_day
 
 
 def retries_sentence(timing: Timing) -> str:

@@ -13,7 +13,6 @@ from spottrain_api.contract import (
     TrainerPhase,
 )
 from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
-from spottrain_api.wording import clause, counted, one_line, time_of_day
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.facts.members import members_of, says_nothing
@@ -41,6 +40,7 @@ from spottrain_operator.core.words.pods import (
     why_it_waits,
 )
 from spottrain_operator.core.words.scheduling import lacks_claim, lacks_more_than_nodes, scheduler_says
+from spottrain_runtime.wording import clause, counted, one_line, time_of_day
 
 _PHASES = {
     GenerationState.DRAINING: Phase.DRAINING,

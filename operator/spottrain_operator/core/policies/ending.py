@@ -7,7 +7,6 @@ from enum import StrEnum
 
 from spottrain_api.contract import AgentPhase, Cause, ConditionType
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
-from spottrain_api.wording import clause
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.causes import FAILURES, PREEMPTIONS, outranks
 from spottrain_operator.core.facts.members import STILL_IN, MemberFacts, MemberState, worked_unseen
@@ -17,6 +16,7 @@ from spottrain_operator.core.policies.accounting import account
 from spottrain_operator.core.policies.recording import record_progress
 from spottrain_operator.core.policies.time_spent import spend_on_end
 from spottrain_operator.core.timing import after
+from spottrain_runtime.wording import clause
 
 AGAIN = "To run it again, delete the job and apply it again, or apply it under another name"
 

@@ -6,7 +6,6 @@ from datetime import datetime
 
 from spottrain_api.contract import FATAL_REASONS, Cause, EndReason, Failure, FailureReason, Progress, WaitingReason
 from spottrain_api.v1alpha1 import GenerationStatus, Phase
-from spottrain_api.wording import clause, counted
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import (
     STILL_IN,
@@ -26,6 +25,7 @@ from spottrain_operator.core.policies.ending import finish, request_end
 from spottrain_operator.core.policies.transitions import open_transition
 from spottrain_operator.core.timing import after, seconds_between
 from spottrain_operator.core.words.pods import ended_early_sentence, start_sentence
+from spottrain_runtime.wording import clause, counted
 
 # A kubelet's reasons why a container can't start, and won't if one waits.
 CANNOT_START = frozenset(WaitingReason)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from spottrain_api.contract import Cause, ConditionType
 from spottrain_api.v1alpha1 import GenerationState
-from spottrain_api.wording import listed
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import members_of, says_nothing
 from spottrain_operator.core.facts.places import places
 from spottrain_operator.core.facts.situation import PodFacts, Situation
 from spottrain_operator.core.policies.ending import request_end
 from spottrain_operator.core.timing import seconds_between
+from spottrain_runtime.wording import listed
 
 
 def grow(situation: Situation, draft: Draft) -> Draft:

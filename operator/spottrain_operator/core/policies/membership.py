@@ -6,7 +6,6 @@ from datetime import datetime
 
 from spottrain_api.contract import CapacityType, Cause, EventReason, Member, Progress, TrainerPhase
 from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, ProgressStatus
-from spottrain_api.wording import listed
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.facts.members import (
@@ -39,6 +38,7 @@ from spottrain_operator.core.policies.time_spent import spend_on_end
 from spottrain_operator.core.policies.transitions import close_transitions, open_transition
 from spottrain_operator.core.policies.understanding import waits_to_be_understood
 from spottrain_operator.core.timing import after, seconds_between
+from spottrain_runtime.wording import listed
 
 
 def succeed(situation: Situation, draft: Draft) -> Draft:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from spottrain_api.contract import ConditionReason, ConditionType, EventReason, WatchState
-from spottrain_api.wording import clause, counted, listed, one_line
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.facts.watching import SpotWatch, spot_watches
+from spottrain_runtime.wording import clause, counted, listed, one_line
 
 _MISSING_ADVICE = (
     "Check that the chart's watcher runs there (kubectl get pods -A -l app.kubernetes.io/component=watcher -o wide), "

@@ -6,7 +6,6 @@ If not, the message has the words of whoever refuses them.
 from __future__ import annotations
 
 from spottrain_api.contract import CapacityType, ConditionReason, ConditionType, EndReason, EventReason, WaitingReason
-from spottrain_api.wording import counted, time_of_day
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.places import places
 from spottrain_operator.core.facts.situation import Situation
@@ -16,6 +15,7 @@ from spottrain_operator.core.policies.failure_policy import CANNOT_START, start_
 from spottrain_operator.core.timing import after
 from spottrain_operator.core.words.pods import ended_early_sentence, start_sentence, waits_in_vain_sentence
 from spottrain_operator.core.words.scheduling import lacks_more_than_nodes, scheduler_says
+from spottrain_runtime.wording import counted, time_of_day
 
 
 def heed_pods(situation: Situation, draft: Draft) -> Draft:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from spottrain_api.contract import ConditionReason, ConditionType, EventReason
 from spottrain_api.v1alpha1 import MOST_FREE_FORM, MOST_LEVELS
-from spottrain_api.wording import listed
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.situation import Situation
+from spottrain_runtime.wording import listed
 
 
 def waits_to_be_understood(situation: Situation, draft: Draft) -> bool:

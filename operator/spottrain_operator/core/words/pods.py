@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from spottrain_api.contract import TRAINER_CONTAINER, AgentReport, WaitingReason
-from spottrain_api.wording import clause, counted, listed, time_of_day
 from spottrain_operator.core.model import FAILED_STARTS, PodView
+from spottrain_runtime.wording import clause, counted, listed, time_of_day
 
 # Words of Python, and of container runtimes, on an image without the agent or without Python.
 _NO_AGENT = re.compile(r"""No module named '?spottrain|"python": executable|executable (?:file )?["`]python""")

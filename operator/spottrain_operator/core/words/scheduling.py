@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from spottrain_api.contract import CapacityType
 from spottrain_api.v1alpha1 import TrainingJobSpec
-from spottrain_api.wording import clause, counted
 from spottrain_operator.core.model import KeptAway, PodView
+from spottrain_runtime.wording import clause, counted
 
 _NO_ROOM = (
     "Lower processesPerNode or resources if no node is that large. Otherwise the pod waits until a node is free "

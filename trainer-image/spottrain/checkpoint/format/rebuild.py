@@ -14,7 +14,7 @@ from spottrain.checkpoint.format.attempt import ATTEMPTS, Attempt
 from spottrain.checkpoint.format.commits import Commit, Head, manifest_key
 from spottrain.checkpoint.format.manifest import Manifest
 from spottrain.checkpoint.stores.storage import CheckpointStorage
-from spottrain_api.wording import one_line
+from spottrain_runtime.wording import one_line
 
 logger = logging.getLogger(__name__)
 

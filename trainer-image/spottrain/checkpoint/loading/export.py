@@ -25,7 +25,7 @@ from spottrain.checkpoint.format.dcp import load_tensors
 from spottrain.checkpoint.format.manifest import DTYPES, Manifest, read_manifest
 from spottrain.checkpoint.format.part_reader import PartReader
 from spottrain.checkpoint.stores.storage import CheckpointStorage
-from spottrain_api.memory_estimate import in_gib
+from spottrain_planner.memory_estimate import in_gib
 
 MODEL = "model."
 SUFFIX = ".safetensors"

@@ -27,7 +27,7 @@ from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.format.manifest import DataFile, block_checksums
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain.checkpoint.stores.uri import open_storage
-from spottrain_api.processes import die_with_parent
+from spottrain_runtime.processes import die_with_parent
 
 logger = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ from spottrain.checkpoint.errors import (
 )
 from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, Buffer
 from spottrain.checkpoint.stores.upload_body import UploadBody
-from spottrain_api.wording import one_line
+from spottrain_runtime.wording import one_line
 
 _PARTS = 4
 _CONNECT_SECONDS = 5.0  # also the time in which the store has to take a piece of a body

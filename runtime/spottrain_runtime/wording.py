@@ -14,7 +14,7 @@ _WITHOUT_DATE = timedelta(hours=12)
 # With the sentence before it, this fits into a Kubernetes event.
 _TRACEBACK_LENGTH = 700
 # Of the frames of a traceback, these are not the user's own.
-_OURS = {"spottrain", "spottrain_agent", "spottrain_api"}
+_OURS = {"spottrain", "spottrain_agent", "spottrain_api", "spottrain_planner", "spottrain_runtime"}
 _PACKAGES = {"site-packages", "dist-packages"}
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 

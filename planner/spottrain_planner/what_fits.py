@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from spottrain_api import deepspeed_json
-from spottrain_api.memory_estimate import DDP, DEEPSPEED, FSDP, Estimate, ModelFacts, Workload
-from spottrain_api.strategy_choice import Choice, Memory, choose_strategy
 from spottrain_api.v1alpha1 import Precision, Sharding, Strategy, TrainingJobSpec
-from spottrain_cli.refusals import refusals
+from spottrain_planner import deepspeed_json
+from spottrain_planner.memory_estimate import DDP, DEEPSPEED, FSDP, Estimate, ModelFacts, Workload
+from spottrain_planner.refusals import refusals
+from spottrain_planner.strategy_choice import Choice, Memory, choose_strategy
 
 # Largest number of nodes that is tried, unless the job has more.
 MOST_NODES = 64

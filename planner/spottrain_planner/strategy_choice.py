@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from spottrain_api.memory_estimate import DDP, Estimate, Workload, estimates, in_gib
-from spottrain_api.wording import counted
+from spottrain_planner.memory_estimate import DDP, Estimate, Workload, estimates, in_gib
+from spottrain_runtime.wording import counted
 
 # Share of an accelerator's memory to plan with. The allocator's fragments take the rest.
 USABLE = 0.92

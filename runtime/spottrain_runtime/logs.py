@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from pythonjsonlogger.json import JsonFormatter
 
-from spottrain_api.contract import ENV_LOG_FORMAT
+ENV_LOG_FORMAT = "SPOTTRAIN_LOG_FORMAT"
 
 
 class LogFormat(StrEnum):

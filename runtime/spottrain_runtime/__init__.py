@@ -1,0 +1,1 @@
+"""What all parts run with: logs, processes, HTTP servers, sentences. It knows nothing of jobs."""
