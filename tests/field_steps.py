@@ -1,8 +1,8 @@
 """Steps of a walk through every field of a TrainingJob's spec.
 
-They are other valid values, and invalid ones. They follow from the CRD's schema and from EVERYTHING, a job that sets
-each field. A new field needs a value there. What the schema can't say, such as a rule between fields, is in the other
-tables of tests/field_values.py.
+They are other valid values, and invalid ones. They follow from the CRD's schema and from EVERYTHING, a job that
+sets each field. A new field needs a value there only if none follows from its schema. What the schema can't say,
+such as a rule between fields, is in the other tables of tests/field_values.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from field_values import BROKEN_RULES, EVERYTHING, INSTEAD, OTHER, REMOVED
-from spottrain_api.crd import custom_resource_definition
+from derived_values import Schema
+from field_values import BROKEN_RULES, EVERYTHING, INSTEAD, OTHER, REMOVED, spec_schema
 from spottrain_api.tolerant import Path
 
-Schema = dict[str, Any]
 # No type but a string, no known value, and no pattern's match.
 WISHFUL = "no such\nvalue"
 
@@ -58,13 +57,6 @@ class Field:
     fixed: tuple[Step, ...]
     refused: tuple[Step, ...]
     breaking: tuple[Step, ...]
-
-
-def spec_schema() -> Schema:
-    """The schema of a TrainingJob's spec, as in the CRD."""
-    [version] = custom_resource_definition()["spec"]["versions"]
-    schema: Schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    return schema
 
 
 def _schemas(schema: Schema, name: str) -> Iterator[tuple[str, Schema, bool]]:
@@ -201,7 +193,7 @@ def fields(schema: Schema | None = None) -> Iterator[Field]:
     for name, part, required in _schemas(schema, ""):
         base = EVERYTHING | INSTEAD.get(name, {})
         path = _first_place(base, re.findall(r"\[\]|\{\}|\w+", name))
-        assert path is not None, f"spec.{name} is not in EVERYTHING: set it there, so that the walk covers it"
+        assert path is not None, f"spec.{name} is not in EVERYTHING: set it in _GIVEN, so that the walk covers it"
         now = _at(base, path)
         broken = [(value, rule) for field, value, rule in BROKEN_RULES if field == name]
         others = [each for each in _other_values(name, part, now) if each not in [value for value, _ in broken]]

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from derived_values import Schema, completed
+from spottrain_api.crd import custom_resource_definition
+
 REMOVED: Final = "removed"
 
 _RESOURCES = {"requests": {"cpu": "100m"}, "limits": {"memory": "1Gi"}}
@@ -36,7 +39,15 @@ def _pool(kind: str) -> dict[str, Any]:
     }
 
 
-EVERYTHING: dict[str, Any] = {
+def spec_schema() -> Schema:
+    """The schema of a TrainingJob's spec, as in the CRD."""
+    [version] = custom_resource_definition()["spec"]["versions"]
+    schema: Schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return schema
+
+
+# Values that don't follow from the schema, or that have to fit each other.
+_GIVEN: dict[str, Any] = {
     "image": "train:1",
     "entrypoint": {"script": "train.py", "args": ["--fast"], "workingDir": "/app"},
     "env": _BESIDE["env"],
@@ -49,7 +60,6 @@ EVERYTHING: dict[str, Any] = {
         "labels": {"team": "a"},
         "annotations": {"note": "a"},
         "nodeSelector": {"disk": "fast"},
-        "sameZone": "Preferred",
         "schedulerName": "default-scheduler",
         "tolerations": [_TOLERATION],
         "serviceAccountName": "trainer",
@@ -65,7 +75,6 @@ EVERYTHING: dict[str, Any] = {
             {"name": "bucket", "csi": {"driver": "gcsfuse.csi.storage.gke.io"}},
         ],
         "volumeMounts": _BESIDE["volumeMounts"],
-        "readOnlyRootFilesystem": True,
         "shmSize": "8Gi",
         "initContainers": [{"name": "first", **_BESIDE}],
         "sidecars": [{"name": "helper", **_BESIDE}],
@@ -87,10 +96,7 @@ EVERYTHING: dict[str, Any] = {
     },
     "strategy": "auto",
     "precision": "bf16",
-    "fsdp": {"sharding": "hybrid", "reshardAfterForward": False, "offload": True},
     "deepspeed": {"zeroStage": 3, "offloadOptimizer": True, "offloadParameters": True, "config": {"a": 1}},
-    "activationCheckpointing": True,
-    "compile": True,
     "batch": {"global": 64, "micro": 4},
     "seed": 7,
     "checkpoint": {
@@ -98,13 +104,11 @@ EVERYTHING: dict[str, Any] = {
         "interval": "50steps",
         "keep": 3,
         "keepEvery": 100,
-        "onNotice": "lastSafe",
         "peerReplicas": 1,
         "peerInterval": 2,
         "endpointURL": "http://store:9000",
     },
     "stability": {
-        "nonFinite": "skip",
         "lossSpike": {"factor": 3.0, "window": 20, "action": "skip"},
         "maxRollbacks": 2,
     },
@@ -113,11 +117,11 @@ EVERYTHING: dict[str, Any] = {
         "failureBudget": 2,
         "activeDeadlineSeconds": 10**6,
         "ttlSecondsAfterFinished": 10**6,
-        "cleanPodPolicy": "All",
         "hangTimeoutSeconds": 300,
         "startTimeoutSeconds": 300,
     },
 }
+EVERYTHING: dict[str, Any] = completed(_GIVEN, spec_schema())
 # A job whose volumes and claims nothing refers to.
 _UNUSED = {
     "resources": {"limits": {"nvidia.com/gpu": "2"}},

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from derived_values import completed
 from scene import training_job
 from spottrain.world.failures import UserError, as_user_errors
 from spottrain_agent.run_directory import RunDirectory
@@ -21,19 +22,16 @@ from spottrain_api.crd import structural_schema
 from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingSettings
 from spottrain_operator.core.assignments import assignment_for
 
-# A value other than the default in every field; the tests fail for a new field that has none here.
-SETTINGS: dict[str, Any] = {
+# Values of fields that don't follow from the schema, or that have to fit each other.
+_GIVEN: dict[str, Any] = {
     "strategy": "deepspeed",
     "precision": "fp16",
-    "fsdp": {"sharding": "hybrid", "reshardAfterForward": False, "offload": True},
     "deepspeed": {
         "zeroStage": 3,
         "offloadOptimizer": True,
         "offloadParameters": True,
         "config": {"zero_optimization": {"stage3_prefetch_bucket_size": 7, "sub_group_size": None}},
     },
-    "activationCheckpointing": True,
-    "compile": True,
     "batch": {"global": 96, "micro": 12},
     "seed": 7,
     "checkpoint": {
@@ -41,17 +39,20 @@ SETTINGS: dict[str, Any] = {
         "interval": "5m",
         "keep": 4,
         "keepEvery": 1000,
-        "onNotice": "lastSafe",
         "peerReplicas": 1,
         "peerInterval": 3,
         "endpointURL": "http://store:9000",
     },
     "stability": {
-        "nonFinite": "skip",
         "lossSpike": {"factor": 2.5, "window": 20, "action": "skip"},
         "maxRollbacks": 9,
     },
 }
+SPEC = structural_schema(TrainingJobSpec)
+NAMES = {field.alias or "" for field in TrainingSettings.model_fields.values()}
+_SCHEMA = {"properties": {name: SPEC["properties"][name] for name in NAMES}}
+# A value other than the default in every field.
+SETTINGS = completed(_GIVEN, _SCHEMA)
 ENTRYPOINT = {"module": "train", "args": ["--fast"], "workingDir": "/src"}
 Place = tuple[str, ...]
 
@@ -78,8 +79,6 @@ def fields(schema: dict[str, Any], path: Place = ()) -> Iterator[tuple[Place, di
         yield from fields(field, (*path, name))
 
 
-SPEC = structural_schema(TrainingJobSpec)
-NAMES = {field.alias or "" for field in TrainingSettings.model_fields.values()}
 FIELDS = {path: field for path, field in fields(SPEC) if path[0] in NAMES}
 OBJECTS = [(), *(path for path, field in FIELDS.items() if "properties" in field)]
 CHOICES = [path for path, field in FIELDS.items() if "enum" in field]
@@ -95,11 +94,11 @@ def setting(path: Place) -> Any:
     try:
         return value_at(SETTINGS, path)
     except KeyError:
-        pytest.fail(f"{'.'.join(path)} is not in SETTINGS: add a value other than the default there")
+        pytest.fail(f"{'.'.join(path)} is not in _GIVEN: add a value other than the default there")
 
 
 def test_a_new_setting_needs_a_value() -> None:
-    with pytest.raises(pytest.fail.Exception, match=r"^batch\.colour is not in SETTINGS: add a value"):
+    with pytest.raises(pytest.fail.Exception, match=r"^batch\.colour is not in _GIVEN: add a value"):
         setting(("batch", "colour"))
 
 

@@ -16,8 +16,9 @@ import pytest
 from kubernetes.client import ApiException
 
 from cluster_fixtures import Kubectl, wait_for
-from field_steps import Field, Schema, Step, fields, spec_schema
-from field_values import EVERYTHING
+from derived_values import Schema
+from field_steps import Field, Step, fields
+from field_values import EVERYTHING, spec_schema
 from spottrain_api.crd import CRD_FILE
 from spottrain_api.tolerant import dotted
 from spottrain_api.v1alpha1 import TrainingJobSpec

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from field_steps import Field, Step, fields, spec_schema
-from field_values import BROKEN_RULES, INSTEAD, OTHER
+from field_steps import Field, Step, fields
+from field_values import BROKEN_RULES, INSTEAD, OTHER, spec_schema
 from operator_world import KEY, CrashingCluster
 from spottrain_api.contract import LABEL_TEMPLATE_HASH
 from spottrain_api.tolerant import dotted
