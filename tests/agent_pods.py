@@ -1,6 +1,7 @@
 """Real agents in pods of their own, as a pytest plugin.
 
-The test plays their operator.
+The test plays their operator. Agents are forked from the process that ranks are forked from, each with its first
+zygote, so that none of them imports torch.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -16,12 +18,15 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from control_folder import control_folder
+from spottrain_agent import command, zygote
 from spottrain_agent.processes import descendants
+from spottrain_agent.zygote_process import StartedProcess, spawn_zygote
 from spottrain_api.contract import (
     PATH_ASSIGNMENT,
     PATH_NOTICE,
@@ -142,16 +147,77 @@ class FakeOperator:
         return web.Response(text=self.notices.to_json())
 
 
+class ForkedZygote:
+    """A zygote that is forked before its agent has threads."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = socket.socketpair()
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._ours.close()
+            zygote.main(theirs.detach())
+            os._exit(0)
+        theirs.close()
+
+    def spawn(self) -> tuple[StartedProcess, socket.socket]:
+        """The zygote at the first call. Later ones are new interpreters."""
+        if self._ours.fileno() == -1:
+            return spawn_zygote()
+        ours = self._ours.dup()
+        self._ours.close()
+        return self, ours
+
+
+def run_agent(environment: dict[str, str]) -> None:
+    """Be an agent, as `python -m spottrain_agent` is."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    first = ForkedZygote()
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    sys.exit(command.main(first.spawn))
+
+
+class ForkedAgent:
+    """An agent's process, with the methods of a `Popen`."""
+
+    def __init__(self, fork: Any, environment: dict[str, str]) -> None:
+        self._process = fork.Process(target=run_agent, args=(environment,))
+        self._process.start()
+        self.pid: int = self._process.pid
+
+    def poll(self) -> int | None:
+        code: int | None = self._process.exitcode
+        return code
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """The exit code. None if the agent still runs after these seconds."""
+        self._process.join(timeout)
+        return self.poll()
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 @dataclass
 class Pods:
     """Starts agents as a kubelet would, and ends all they leave behind."""
 
     folder: Path
     operator: FakeOperator
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    fork: Any
+    processes: dict[str, subprocess.Popen[bytes] | ForkedAgent] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
 
-    def start(self, *names: str, control_url: str | None = None, **environ: str) -> None:
+    def start(self, *names: str, control_url: str | None = None, cold: bool = False, **environ: str) -> None:
+        """Start an agent in each of these pods.
+
+        `cold`: as a new interpreter, whose zygote imports torch. It writes to the test's own standard error.
+        """
         for name in names:
             token = self.folder / f"token-{name}"
             token.write_text(name)
@@ -169,9 +235,13 @@ class Pods:
                 "SPOTTRAIN_GRACE_SECONDS": "20",
                 "OUT": str(self.folder),
             }
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "spottrain_agent"], env=environment | environ, start_new_session=True
-            )
+            environment |= environ
+            if cold:
+                self.processes[name] = subprocess.Popen(
+                    [sys.executable, "-m", "spottrain_agent"], env=environment, start_new_session=True
+                )
+            else:
+                self.processes[name] = ForkedAgent(self.fork, environment)
 
     def script(self, text: str) -> Entrypoint:
         path = self.folder / "train.py"
@@ -213,6 +283,8 @@ class Pods:
     def kill(self, name: str) -> None:
         """The node vanishes: every process of the pod at once, without notice."""
         process = self.processes[name]
+        if process.poll() is not None:
+            return
         for pid in [process.pid, *descendants(process.pid)]:
             with contextlib.suppress(ProcessLookupError):  # some die with the agent
                 os.kill(pid, signal.SIGKILL)
@@ -236,8 +308,8 @@ async def operator() -> AsyncIterator[FakeOperator]:
 
 
 @pytest.fixture
-async def pods(tmp_path: Path, operator: FakeOperator) -> AsyncIterator[Pods]:
-    started = Pods(folder=tmp_path, operator=operator)
+async def pods(tmp_path: Path, operator: FakeOperator, fork: Any) -> AsyncIterator[Pods]:
+    started = Pods(folder=tmp_path, operator=operator, fork=fork)
     yield started
     started.end()
 

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from spottrain_agent.ports import ReservedPort
-from spottrain_agent.zygote import PRELOADED_MODULES, REQUIRED_MODULES
 
 # Of the newest worlds, for rank 0 to listen on: nobody else is given them meanwhile.
 _PORTS: deque[ReservedPort] = deque()
@@ -33,22 +32,12 @@ def fork() -> Any:
     The agent's ranks are forked from its zygote in the same way.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [
-            "without_bitsandbytes",
-            *REQUIRED_MODULES,
-            *PRELOADED_MODULES,
-            "google.cloud.storage",
-            "deepspeed",
-            "spottrain.adapters.transformers",
-            "spottrain.adapters.lightning",
-            "spottrain.adapters.accelerate",
-            "freeze",
-        ]
-    )
+    context.set_forkserver_preload(["rank_preload"])
     # Python 3.11 doesn't hand sys.path over to that process, and ignores what it can't import there.
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("DS_ACCELERATOR", "cpu")
+        environment.setenv("OMP_NUM_THREADS", "1")
+        environment.setenv("OPENBLAS_NUM_THREADS", "1")
         environment.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         forkserver.ensure_running()
     return context

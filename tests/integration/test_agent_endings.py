@@ -29,7 +29,6 @@ async def test_exit_ends_the_pod_with_code_0(pods: Pods, operator: FakeOperator)
     assert await asyncio.to_thread(pods.processes["a"].wait, 10) == 0
 
 
-@pytest.mark.nightly
 async def test_exit_ends_a_pod_whose_ranks_failed_with_code_1(pods: Pods, operator: FakeOperator) -> None:
     pods.start("a")
     await pods.warm()
@@ -62,7 +61,6 @@ async def test_a_script_that_raises_is_reported_with_its_last_line(pods: Pods, o
     assert "line 1, in <module>" in (failure.traceback or "")
 
 
-@pytest.mark.nightly
 async def test_a_worker_killed_by_a_signal_is_reported_as_killed(pods: Pods, operator: FakeOperator) -> None:
     pods.start("a")
     await pods.warm()
@@ -77,7 +75,7 @@ async def test_a_worker_killed_by_a_signal_is_reported_as_killed(pods: Pods, ope
 @pytest.mark.parametrize(
     ("torchrun_tells", "sentence"),
     [
-        pytest.param(True, "The rank was killed by SIGKILL.", marks=pytest.mark.nightly),
+        (True, "The rank was killed by SIGKILL."),
         (False, "The rank ended without an exception: see in the script"),
     ],
     ids=["torchrun tells", "nobody tells"],
@@ -113,7 +111,6 @@ async def test_a_killed_worker_is_the_cause_though_its_peer_tells_the_operator_f
     assert failure.message.startswith(sentence)
 
 
-@pytest.mark.nightly
 async def test_a_worker_that_leaves_by_os_exit_0_has_succeeded(pods: Pods, operator: FakeOperator) -> None:
     pods.start("a")
     await pods.warm()

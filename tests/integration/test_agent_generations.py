@@ -50,7 +50,6 @@ async def test_three_members_run_and_the_next_generation_starts_within_seconds(
     assert (pods.folder / "1").read_text().startswith("2 ")
 
 
-@pytest.mark.nightly
 async def test_nothing_of_a_generation_listens_on_other_addresses(pods: Pods, operator: FakeOperator) -> None:
     """gloo listens on loopback here, because addresses of pods are loopback's."""
     names = ["a", "b"]
@@ -73,7 +72,6 @@ async def test_nothing_of_a_generation_listens_on_other_addresses(pods: Pods, op
         assert listening == {"127.0.0.1", pods.addresses[name]}  # the relay; for "a", rendezvous store and replicas
 
 
-@pytest.mark.nightly
 async def test_a_plain_script_drains_on_sigterm(pods: Pods, operator: FakeOperator) -> None:
     names = ["a", "b"]
     pods.start(*names)
@@ -118,7 +116,7 @@ async def test_a_hang_shows_where_each_rank_stands_before_it_is_killed(
     pods: Pods, operator: FakeOperator, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Rank 0 waits in a collective for rank 1, which is elsewhere."""
-    pods.start("a")
+    pods.start("a", cold=True)
     await pods.warm()
     script = """
         import os, pathlib, sys, time, torch, torch.distributed as dist
@@ -163,7 +161,7 @@ async def test_a_script_with_a_session_has_a_writer_beside_it_that_ends_with_it(
     pods: Pods, operator: FakeOperator, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its log and the agent's say in each line what the line is about."""
-    pods.start("a", SPOTTRAIN_LOG_FORMAT="json", SPOTTRAIN_JOB="job", SPOTTRAIN_NAMESPACE="team")
+    pods.start("a", cold=True, SPOTTRAIN_LOG_FORMAT="json", SPOTTRAIN_JOB="job", SPOTTRAIN_NAMESPACE="team")
     await pods.warm()
     script = """
         import pathlib, sys, time
@@ -219,7 +217,6 @@ async def test_when_a_member_vanishes_the_others_report_a_lost_peer_and_can_go_o
     print(f"generation 2 stepped {time.monotonic() - began:.2f} s after the kill")
 
 
-@pytest.mark.nightly
 async def test_a_zygote_that_dies_is_replaced(pods: Pods, operator: FakeOperator) -> None:
     pods.start("a")
     await pods.warm()
@@ -232,7 +229,7 @@ async def test_a_zygote_that_dies_is_replaced(pods: Pods, operator: FakeOperator
 async def test_stop_while_the_zygote_still_warms_up_leaves_nothing_to_start(
     pods: Pods, operator: FakeOperator
 ) -> None:
-    pods.start("a")
+    pods.start("a", cold=True)
     await operator.wait_for(lambda: "a" in operator.reports)
     assert not operator.reports["a"].warm
     late = pods.generation(1, pods.script(TRAIN_FOREVER), ["a"])
@@ -256,7 +253,6 @@ async def test_nothing_survives_an_agent_that_is_killed_alone(pods: Pods, operat
     await becomes_true(lambda: not any(is_alive(pid) for pid in left), seconds=5)
 
 
-@pytest.mark.nightly
 async def test_a_module_runs_as_python_m_would(pods: Pods, operator: FakeOperator) -> None:
     package = pods.folder / "trainer_package"
     package.mkdir()
@@ -295,7 +291,6 @@ async def test_a_notice_drains_while_the_operator_is_down(pods: Pods, operator: 
     assert operator.reports["a"].notices == (notice,)
 
 
-@pytest.mark.nightly
 async def test_a_recommendation_tells_the_ranks_of_a_risk_and_drains_nobody(
     pods: Pods, operator: FakeOperator, tmp_path: Path
 ) -> None:
@@ -324,7 +319,7 @@ async def test_a_recommendation_tells_the_ranks_of_a_risk_and_drains_nobody(
 
 @pytest.mark.parametrize(
     ("nodes_grace", "grace"),
-    [pytest.param(None, 20, marks=pytest.mark.nightly), pytest.param(15, 15, marks=pytest.mark.nightly), (60, 20)],
+    [(None, 20), (15, 15), (60, 20)],
 )
 async def test_sigterm_drains_by_the_shorter_grace_reports_and_leaves(
     pods: Pods, operator: FakeOperator, nodes_grace: float | None, grace: float
@@ -342,7 +337,6 @@ async def test_sigterm_drains_by_the_shorter_grace_reports_and_leaves(
     assert (pods.folder / "saved-0").read_text() == f"{grace}", "a script without the library is told, too"
 
 
-@pytest.mark.nightly
 async def test_what_is_known_of_the_nodes_shutdown_outlives_the_node_object(
     pods: Pods, operator: FakeOperator
 ) -> None:
@@ -360,7 +354,7 @@ async def test_what_is_known_of_the_nodes_shutdown_outlives_the_node_object(
 
 
 async def test_an_idle_agent_leaves_at_once_on_sigterm(pods: Pods, operator: FakeOperator) -> None:
-    pods.start("a")
+    pods.start("a", cold=True)
     await operator.wait_for(lambda: "a" in operator.reports)
     pods.processes["a"].send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(pods.processes["a"].wait, 5) == 0

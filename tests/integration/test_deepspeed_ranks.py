@@ -171,15 +171,11 @@ def stage(number: int, **settings: Any) -> DeepSpeedConfig:
 @pytest.mark.parametrize(
     ("settings", "precision", "optimizer"),
     [
-        pytest.param(stage(0), "fp32", "adamw", id="stage0", marks=pytest.mark.nightly),
-        pytest.param(stage(1), "bf16", "adamw", id="stage1-bf16", marks=pytest.mark.nightly),
-        pytest.param(
-            stage(2, offload_optimizer=True), "fp32", "adamw", id="stage2-offload", marks=pytest.mark.nightly
-        ),
+        pytest.param(stage(0), "fp32", "adamw", id="stage0"),
+        pytest.param(stage(1), "bf16", "adamw", id="stage1-bf16"),
+        pytest.param(stage(2, offload_optimizer=True), "fp32", "adamw", id="stage2-offload"),
         pytest.param(stage(3), "bf16", "adamw", id="stage3-bf16"),
-        pytest.param(
-            stage(3, config=KEPT_BY_NODES), "fp32", "adamw", id="stage3-kept-by-nodes", marks=pytest.mark.nightly
-        ),
+        pytest.param(stage(3, config=KEPT_BY_NODES), "fp32", "adamw", id="stage3-kept-by-nodes"),
     ],
 )
 def test_a_resume_at_the_same_world_size_changes_no_bit(
@@ -202,7 +198,7 @@ def test_a_resume_at_the_same_world_size_changes_no_bit(
 @pytest.mark.parametrize(
     ("settings", "world_sizes"),
     [
-        pytest.param(stage(2), (6, 2), id="stage2", marks=pytest.mark.nightly),
+        pytest.param(stage(2), (6, 2), id="stage2"),
         pytest.param(stage(3, config=SMALL_SUB_GROUPS), (1, 6, 3, 5, 2, 4), id="stage3"),
     ],
 )
@@ -232,13 +228,12 @@ def test_a_checkpoint_is_loaded_and_exported_bit_for_bit_at_any_world_size(
     ("settings", "optimizer", "recomputed"),
     [
         pytest.param(stage(1), "adamw", False, id="stage1"),
-        pytest.param(stage(2), "sgd", True, id="stage2-sgd-recomputed", marks=pytest.mark.nightly),
+        pytest.param(stage(2), "sgd", True, id="stage2-sgd-recomputed"),
         pytest.param(
             stage(3, offload_parameters=True, offload_optimizer=True),
             "adamw",
             True,
             id="stage3-offload-recomputed",
-            marks=pytest.mark.nightly,
         ),
     ],
 )
@@ -263,9 +258,7 @@ def test_it_trains_as_ddp_does_also_when_resized_and_where_ranks_have_no_samples
     assert_same(zero, ddp, exactly=False)
 
 
-@pytest.mark.parametrize(
-    "number", [3, *(pytest.param(each, marks=pytest.mark.nightly) for each in (0, 1))], ids="stage{}".format
-)
+@pytest.mark.parametrize("number", [0, 1, 3], ids="stage{}".format)
 def test_to_export_the_model_before_the_first_step_changes_no_bit(number: int, tmp_path: Path, fork: Any) -> None:
     steady = Job(tmp_path / "steady", fork, deepspeed=stage(number))
     exported = replace(steady, folder=tmp_path / "exported", export_first=True)
@@ -394,7 +387,7 @@ def test_what_contradicts_the_job_is_said_in_a_sentence(tmp_path: Path, fork: An
     )
 
 
-@pytest.mark.parametrize("zero_stage", [*(pytest.param(each, marks=pytest.mark.nightly) for each in (1, 2)), 3])
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
 def test_ranks_that_use_different_experts_end_the_job_with_a_sentence(
     tmp_path: Path, fork: Any, zero_stage: int
 ) -> None:

@@ -23,7 +23,7 @@ from spottrain_agent.processes import Reaper, descendants, is_alive
 from spottrain_agent.records import WorkerStarted, worker_started_file
 from spottrain_agent.replica_process import ReplicaProcess
 from spottrain_agent.run_directory import RunDirectory
-from spottrain_agent.zygote_process import ZygoteProcess
+from spottrain_agent.zygote_process import ZygoteProcess, spawn_zygote
 
 # The kernel keeps 15 bytes of the name, whose letters take two each.
 NAMED_IN_RUSSIAN = """
@@ -66,7 +66,7 @@ async def attached() -> AsyncIterator[Reaper]:
 
 
 def zygotes(reaper: Reaper) -> ZygoteProcess:
-    return ZygoteProcess(reaper, on_change=lambda: None)
+    return ZygoteProcess(reaper, on_change=lambda: None, spawn=spawn_zygote)
 
 
 def replicas(reaper: Reaper) -> ReplicaProcess:

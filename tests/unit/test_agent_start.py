@@ -18,7 +18,7 @@ from spottrain_agent import agent as agent_module
 from spottrain_agent.agent import Agent
 from spottrain_agent.generation_run import GenerationRun
 from spottrain_agent.ports import ReservedPort
-from spottrain_agent.zygote_process import LAUNCH_ATTEMPTS
+from spottrain_agent.zygote_process import LAUNCH_ATTEMPTS, spawn_zygote
 from spottrain_api.contract import (
     AgentPhase,
     Assignment,
@@ -31,7 +31,7 @@ from spottrain_api.contract import (
 
 async def failure_of_a_start(entrypoint: Entrypoint, folder: Path) -> Failure:
     """What an agent reports that is to run this program."""
-    agent = Agent(lone_member.settings(folder / "runs"))
+    agent = Agent(lone_member.settings(folder / "runs"), spawn_zygote)
     generation = lone_member.generation(entrypoint)
     agent._on_assignment(Assignment(action=AssignmentAction.RUN, generation=generation))
     await until(lambda: agent._report().phase is AgentPhase.FAILED)

@@ -16,7 +16,7 @@ from spottrain_agent import zygote_process
 from spottrain_agent.launcher import LaunchRequest
 from spottrain_agent.processes import Reaper
 from spottrain_agent.zygote import REQUIRED_MODULES, preload
-from spottrain_agent.zygote_process import LaunchFailed, ZygoteProcess
+from spottrain_agent.zygote_process import LaunchFailed, ZygoteProcess, spawn_zygote
 from spottrain_api.contract import Entrypoint
 
 
@@ -72,7 +72,7 @@ async def running_zygotes() -> AsyncIterator[ZygoteProcess]:
     loop = asyncio.get_running_loop()
     reaper = Reaper()
     reaper.attach(loop)
-    zygotes = ZygoteProcess(reaper, on_change=lambda: None)
+    zygotes = ZygoteProcess(reaper, on_change=lambda: None, spawn=spawn_zygote)
     running = asyncio.create_task(zygotes.run())
     try:
         async with asyncio.timeout(60):

@@ -46,7 +46,7 @@ from spottrain_agent.routes import IDLE_SECONDS
 from spottrain_agent.run_directory import newest_generation
 from spottrain_agent.settings import AgentSettings
 from spottrain_agent.verdict import judge, unexplained_end
-from spottrain_agent.zygote_process import LaunchFailed, ZygoteProcess
+from spottrain_agent.zygote_process import LaunchFailed, SpawnZygote, ZygoteProcess
 from spottrain_api.contract import (
     POD_NOTICE_PREFIX,
     AgentPhase,
@@ -101,12 +101,12 @@ class _Activity:
 class Agent:
     """One per trainer pod, for its whole life."""
 
-    def __init__(self, settings: AgentSettings) -> None:
+    def __init__(self, settings: AgentSettings, spawn_zygote: SpawnZygote) -> None:
         self._settings = settings
         self._state = initial_state(settings)
         self._reaper = Reaper()
         self._contact = Contact(settings.pod_ip, self._report)
-        self._zygote = ZygoteProcess(self._reaper, on_change=self._contact.report_soon)
+        self._zygote = ZygoteProcess(self._reaper, self._contact.report_soon, spawn_zygote)
         self._replicas = ReplicaProcess(self._reaper, settings.pod_ip)
         self._activity: _Activity | None = None
         self._port = ReservedPort(settings.pod_ip)

@@ -8,14 +8,14 @@ import sys
 
 from spottrain_agent.agent import Agent
 from spottrain_agent.settings import AgentSettings, InvalidEnvironment
-from spottrain_agent.zygote_process import LaunchFailed
+from spottrain_agent.zygote_process import LaunchFailed, SpawnZygote, spawn_zygote
 from spottrain_api.contract import ENV_JOB, ENV_NAMESPACE
 from spottrain_runtime import logs
 from spottrain_runtime.processes import open_many_files
 
 
-def main() -> int:
-    """Run the agent. Returns the exit code."""
+def main(spawn: SpawnZygote = spawn_zygote) -> int:
+    """Run the agent, whose zygotes `spawn` starts. Returns the exit code."""
     open_many_files()
     try:
         logs.configure("spottrain-agent")
@@ -25,7 +25,7 @@ def main() -> int:
         return 2
     logs.remember(job=os.environ.get(ENV_JOB), namespace=os.environ.get(ENV_NAMESPACE), member=settings.pod)
     try:
-        return asyncio.run(Agent(settings).run())
+        return asyncio.run(Agent(settings, spawn).run())
     except LaunchFailed as error:
         # The operator quotes the last line of a pod that ended before it could train.
         print(f"spottrain-agent: {error}", file=sys.stderr)

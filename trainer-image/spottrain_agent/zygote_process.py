@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Protocol
 
 from spottrain_agent.launcher import LaunchRequest
 from spottrain_agent.processes import Reaper
@@ -28,14 +29,26 @@ class LaunchFailed(Exception):
     """No process could be started for a generation. The message is for the user."""
 
 
+class StartedProcess(Protocol):
+    """A child of this process. The reaper collects it, not its `Popen`."""
+
+    pid: int
+    returncode: int | None
+
+
+# Starts a zygote. Returns it and our end of its socket.
+SpawnZygote = Callable[[], tuple[StartedProcess, socket.socket]]
+
+
 class ZygoteProcess:
     """Runs zygotes, a new one whenever one dies.
 
     It sends launch requests to the living one.
     """
 
-    def __init__(self, reaper: Reaper, on_change: Callable[[], None]) -> None:
+    def __init__(self, reaper: Reaper, on_change: Callable[[], None], spawn: SpawnZygote) -> None:
         self._reaper = reaper
+        self._spawn = spawn
         self._on_change = on_change
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._ready = asyncio.Event()
@@ -109,7 +122,7 @@ class ZygoteProcess:
         return pid
 
     async def _live_once(self) -> None:
-        process, ours = _spawn()
+        process, ours = self._spawn()
         self.pid = process.pid
         ended = self._reaper.ended(process.pid)
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -145,11 +158,8 @@ class ZygoteProcess:
             self._on_change()
 
 
-def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a zygote.
-
-    Returns it and our end of its socket. The reaper collects it, not `Popen`.
-    """
+def spawn_zygote() -> tuple[StartedProcess, socket.socket]:
+    """Start a zygote in an interpreter of its own."""
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "spottrain_agent.zygote", str(theirs.fileno())],
