@@ -33,8 +33,9 @@ from rich.table import Table
 
 from benchmarks import clean_up_on_sigterm
 from benchmarks.recovery.managed import ManagedJob, managed_job
-from spottrain_api.contract import CapacityType, Progress
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.reports import Progress
+from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus
 from spottrain_local.layout import LocalClusterError
 from spottrain_local.spec import SYSTEM_POOL, ClusterSpec, NodePool
 

@@ -12,8 +12,9 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from spottrain_api.contract import AgentPhase, AgentReport, CapacityType, Progress, TrainerPhase
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.contract.assignments import AgentPhase, AgentReport, CapacityType
+from spottrain_api.contract.reports import Progress, TrainerPhase
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.model import JobView, NodeView, Observed, PodView, ReportView
 from spottrain_operator.core.plan import plan
 

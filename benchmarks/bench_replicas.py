@@ -27,9 +27,11 @@ import torch.distributed as dist
 from benchmarks import clean_up_on_sigterm
 from benchmarks.checkpoint.state import local_bytes, sharded_state
 from benchmarks.ports import free_ports
-from spottrain.checkpoint import Checkpointer, Replicas, open_storage
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.peers.replicas import Replicas
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.world.launch import gloo_group
-from spottrain_api.contract import ReplicaHolder, ReplicaSettings, ReplicatedStep
+from spottrain_api.contract.replicas import ReplicaHolder, ReplicaSettings, ReplicatedStep
 
 TOKEN = "bench"
 

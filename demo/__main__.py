@@ -23,8 +23,8 @@ from rich.table import Table
 from demo.incidents import Course, DemoCluster, incidents
 from demo.results import result_table, verdict
 from spottrain.data.audit import Audit, read_audit
-from spottrain_api.contract import ENV_AUDIT_DIR
-from spottrain_api.v1alpha1 import FINISHED_PHASES
+from spottrain_api.contract.names import ENV_AUDIT_DIR
+from spottrain_api.v1alpha1.status import FINISHED_PHASES
 from spottrain_cli.api_access import UserError
 from spottrain_cli.job_view import JobReader, JobSnapshot, now
 from spottrain_cli.live_view import duration, job_view, money

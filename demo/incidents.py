@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from spottrain_api.v1alpha1 import Phase, Transition
+from spottrain_api.v1alpha1.status import Phase, Transition
 from spottrain_cli.api_access import UserError
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_local.cluster import open_cluster

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from demo.incidents import Course, Happened, new_transitions
 from spottrain.data.audit import Audit
-from spottrain_api.v1alpha1 import Phase, Transition
+from spottrain_api.v1alpha1.status import Phase, Transition
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.report import transition_row
 from spottrain_runtime.wording import counted

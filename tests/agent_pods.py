@@ -27,23 +27,18 @@ from control_folder import control_folder
 from spottrain_agent import command, zygote
 from spottrain_agent.processes import descendants
 from spottrain_agent.zygote_process import StartedProcess, spawn_zygote
-from spottrain_api.contract import (
-    PATH_ASSIGNMENT,
-    PATH_NOTICE,
-    PATH_REPORT,
+from spottrain_api.contract.assignments import (
     AgentPhase,
     AgentReport,
     Assignment,
     AssignmentAction,
-    Batch,
-    DrainRequest,
-    Entrypoint,
     GenerationAssignment,
-    Notice,
-    NoticeList,
-    TrainerConfig,
-    watcher_mark,
 )
+from spottrain_api.contract.configuration import DrainRequest, TrainerConfig
+from spottrain_api.contract.names import PATH_ASSIGNMENT, PATH_NOTICE, PATH_REPORT
+from spottrain_api.contract.notices import Notice, NoticeList, watcher_mark
+from spottrain_api.settings.entrypoint import Entrypoint
+from spottrain_api.settings.training import Batch
 
 WAIT = Assignment(action=AssignmentAction.WAIT)
 # Of the watcher.

@@ -15,8 +15,8 @@ import yaml
 from cluster_fixtures import Kubectl, wait_for
 from minimal_job import MINIMAL
 from spottrain_api import crd
-from spottrain_api.contract import CapacityType
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_local.binaries import find_binaries
 from spottrain_local.install import chart_folder, find_helm
 from spottrain_operator.objects.control_address import ControlAddress

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from spottrain_api.contract import GROUP, PLURAL, VERSION
+from spottrain_api.contract.names import GROUP, PLURAL, VERSION
 from spottrain_local.binaries import find_binaries
 from spottrain_local.cluster import Cluster
 from spottrain_local.install import find_kubectl

@@ -15,9 +15,10 @@ from cluster_fixtures import wait_for
 from memory_cluster import MemoryCluster
 from minimal_job import MINIMAL
 from pod_tokens import SigningIssuer
-from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, CapacityType
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.names import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID
 from spottrain_api.crd import CRDS
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.kube.client import (
     ClusterClient,
     DefinitionClient,

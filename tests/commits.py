@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from spottrain.checkpoint import open_storage, read_head
 from spottrain.checkpoint.format.dcp import load_tensors
+from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.format.manifest import DTYPES, read_manifest
 from spottrain.checkpoint.format.part_reader import PartReader
+from spottrain.checkpoint.stores.uri import open_storage
 
 
 def newest_commit(folder: Path) -> tuple[int, dict[str, torch.Tensor], Any]:

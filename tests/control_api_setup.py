@@ -17,15 +17,9 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from memory_cluster import MemoryCluster
 from pod_tokens import pod_token
-from spottrain_api.contract import (
-    TOKEN_AUDIENCE,
-    Assignment,
-    AssignmentAction,
-    Entrypoint,
-    GenerationAssignment,
-    Relay,
-    RelayReport,
-)
+from spottrain_api.contract.assignments import Assignment, AssignmentAction, GenerationAssignment, Relay, RelayReport
+from spottrain_api.contract.names import TOKEN_AUDIENCE
+from spottrain_api.settings.entrypoint import Entrypoint
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.server import ControlApi

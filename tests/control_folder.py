@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spottrain_api.contract import FILE_CONTROL_CA, FILE_CONTROL_URL
+from spottrain_api.contract.names import FILE_CONTROL_CA, FILE_CONTROL_URL
 
 
 def control_folder(folder: Path, url: object, authorities: str = "") -> Path:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime, timedelta
 
-from spottrain_api.contract import CapacityType, CommitRef, Member, MemoryEstimate, StrategyChoice
+from spottrain_api.contract.assignments import CapacityType, Member
+from spottrain_api.contract.reports import CommitRef, MemoryEstimate, StrategyChoice
 from spottrain_api.history import HistoryPoint
-from spottrain_api.v1alpha1 import (
+from spottrain_api.v1alpha1.status import (
     Condition,
     CostStatus,
     Counts,

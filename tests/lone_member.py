@@ -6,7 +6,8 @@ from pathlib import Path
 
 from control_folder import control_folder
 from spottrain_agent.settings import AgentSettings
-from spottrain_api.contract import Entrypoint, GenerationAssignment
+from spottrain_api.contract.assignments import GenerationAssignment
+from spottrain_api.settings.entrypoint import Entrypoint
 
 
 def settings(run_root: Path) -> AgentSettings:

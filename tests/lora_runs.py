@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import spottrain
-from spottrain.checkpoint import open_storage, read_head
-from spottrain.checkpoint.format.head import HEAD_KEY
+from spottrain.checkpoint.format.head import HEAD_KEY, read_head
+from spottrain.checkpoint.stores.uri import open_storage
 
 WIDTH, LAYERS, RANK = 512, 4, 64
 # The adapters of all layers, two matrices each, with AdamW's two moments.

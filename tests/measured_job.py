@@ -11,16 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from memory_signals import MemorySource
 from scene import pod
-from spottrain_api.contract import (
-    AgentReport,
-    CapacityType,
-    CheckpointTimings,
-    CommitRef,
-    Member,
-    Notice,
-    Progress,
-)
-from spottrain_api.v1alpha1 import (
+from spottrain_api.contract.assignments import AgentReport, CapacityType, Member
+from spottrain_api.contract.notices import Notice
+from spottrain_api.contract.reports import CheckpointTimings, CommitRef, Progress
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
+from spottrain_api.v1alpha1.status import (
     Condition,
     CostStatus,
     Counts,
@@ -29,7 +24,6 @@ from spottrain_api.v1alpha1 import (
     Phase,
     ProgressStatus,
     TimeStatus,
-    TrainingJobSpec,
     TrainingJobStatus,
     Transition,
 )

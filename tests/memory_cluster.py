@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from spottrain_api import crd
-from spottrain_api.contract import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
+from spottrain_api.contract.names import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_operator.kube.client import (
     AlreadyExistsError,
     ClusterError,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from spottrain_api.contract import Notice
+from spottrain_api.contract.notices import Notice
 
 
 class MemorySource:

@@ -23,7 +23,7 @@ from benchmarks.ports import free_ports
 
 # conftest.py loads this for all tests, and torch and boto3 take seconds to import.
 if TYPE_CHECKING:
-    from spottrain.checkpoint import CheckpointStorage
+    from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 KEYS = {"writer": ("writer", "writer-secret"), "reader": ("reader", "reader-secret")}
 
@@ -218,7 +218,7 @@ class JobStore:
     environment: dict[str, str] = field(default_factory=dict)
 
     def open(self) -> CheckpointStorage:
-        from spottrain.checkpoint import open_storage
+        from spottrain.checkpoint.stores.uri import open_storage
 
         return open_storage(self.uri, endpoint_url=self.endpoint_url)
 

@@ -12,16 +12,10 @@ from typing import Any
 
 from memory_cluster import MemoryCluster
 from spottrain_api import crd
-from spottrain_api.contract import (
-    LABEL_CAPACITY_TYPE,
-    AgentPhase,
-    AgentReport,
-    AssignmentAction,
-    CommitRef,
-    Progress,
-    TrainerPhase,
-)
-from spottrain_api.v1alpha1 import Network
+from spottrain_api.contract.assignments import AgentPhase, AgentReport, AssignmentAction
+from spottrain_api.contract.names import LABEL_CAPACITY_TYPE
+from spottrain_api.contract.reports import CommitRef, Progress, TrainerPhase
+from spottrain_api.v1alpha1.pod_template import Network
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.plan import plan
 from spottrain_operator.kube.client import ClusterClient, ClusterError, JobKey, Manifest, PodIdentity

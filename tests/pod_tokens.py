@@ -11,7 +11,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
-from spottrain_api.contract import TOKEN_AUDIENCE
+from spottrain_api.contract.names import TOKEN_AUDIENCE
 from spottrain_operator.kube.client import Manifest, PodIdentity, TokenIssuer
 
 

@@ -14,7 +14,8 @@ from benchmarks.ports import free_ports
 from memory_cluster import MemoryCluster
 from operator_world import KEY, job
 from pod_tokens import pod_token
-from spottrain_api.contract import TOKEN_AUDIENCE, AgentReport
+from spottrain_api.contract.assignments import AgentReport
+from spottrain_api.contract.names import TOKEN_AUDIENCE
 from spottrain_operator.kube.client import ClusterError, JobKey, Manifest, PodIdentity
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
 from spottrain_operator.kube.scope import Scope

@@ -10,19 +10,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from simulation import spec_of
-from spottrain_api.contract import (
-    AgentPhase,
-    AgentReport,
-    CapacityType,
-    CommitRef,
-    Failure,
-    FailureReason,
-    Notice,
-    Progress,
-    TrainerPhase,
-)
-from spottrain_api.v1alpha1 import GenerationState, TrainingJobStatus
+from simulation.parts import spec_of
+from spottrain_api.contract.assignments import AgentPhase, AgentReport, CapacityType
+from spottrain_api.contract.notices import Notice
+from spottrain_api.contract.reports import CommitRef, Failure, FailureReason, Progress, TrainerPhase
+from spottrain_api.v1alpha1.status import GenerationState, TrainingJobStatus
 from spottrain_operator.core.model import (
     AnnotatePod,
     JobView,

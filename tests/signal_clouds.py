@@ -22,7 +22,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from memory_signals import MemorySource
-from spottrain_api.contract import Notice
+from spottrain_api.contract.notices import Notice
 from spottrain_local.metadata.interruption import Interruption
 from spottrain_local.metadata.server import build_app
 from spottrain_watcher import azure, ec2, gce

@@ -24,17 +24,12 @@ from scene import (
     training_job,
     waiting_job,
 )
-from spottrain_api.contract import (
-    TAINT_PREEMPTION,
-    AgentPhase,
-    CapacityType,
-    Cause,
-    CheckpointTimings,
-    FailureReason,
-    NodeWatch,
-    WatchState,
-)
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, ProgressStatus, Transition
+from spottrain_api.contract.assignments import AgentPhase, CapacityType
+from spottrain_api.contract.causes import Cause
+from spottrain_api.contract.names import TAINT_PREEMPTION
+from spottrain_api.contract.notices import NodeWatch, WatchState
+from spottrain_api.contract.reports import CheckpointTimings, FailureReason
+from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus, Phase, ProgressStatus, Transition
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import culprits, members_of
 from spottrain_operator.core.facts.pools import pool_hash

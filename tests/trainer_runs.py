@@ -16,16 +16,14 @@ from typing import Any
 import torch
 
 from forked_ranks import forked_ranks, rank_environments
-from spottrain.checkpoint import CheckpointStorage, Head, open_storage, read_head
-from spottrain_api.contract import (
-    CommitRef,
-    DrainRequest,
-    Outcome,
-    OutcomeKind,
-    Progress,
-    ReplicaSettings,
-    StabilityConfig,
-)
+from spottrain.checkpoint.format.commits import Head
+from spottrain.checkpoint.format.head import read_head
+from spottrain.checkpoint.stores.storage import CheckpointStorage
+from spottrain.checkpoint.stores.uri import open_storage
+from spottrain_api.contract.configuration import DrainRequest
+from spottrain_api.contract.replicas import ReplicaSettings
+from spottrain_api.contract.reports import CommitRef, Outcome, OutcomeKind, Progress
+from spottrain_api.settings.stability import StabilityConfig
 
 SCRIPT = Path(__file__).parent / "integration" / "trainer_script.py"
 STEPS = 14

@@ -9,15 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from operator_world import KEY, World
-from spottrain_api.contract import (
-    AgentPhase,
-    AgentReport,
-    Assignment,
-    AssignmentAction,
-    CommitRef,
-    Progress,
-    TrainerPhase,
-)
+from spottrain_api.contract.assignments import AgentPhase, AgentReport, Assignment, AssignmentAction
+from spottrain_api.contract.reports import CommitRef, Progress, TrainerPhase
 from spottrain_operator.core.facts.situation import BUSY
 from spottrain_operator.kube.client import Manifest, PodIdentity
 

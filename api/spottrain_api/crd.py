@@ -8,7 +8,6 @@ https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resou
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from pathlib import Path
@@ -17,9 +16,12 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from spottrain_api import v1alpha1
-from spottrain_api.contract import API_VERSION, GROUP, KIND, PLURAL, VERSION, Message
+from spottrain_api.contract.message import Message
+from spottrain_api.contract.names import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND, HISTORY_PLURAL, MAX_HISTORY_CHARACTERS
+from spottrain_api.settings.resource import Resource
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
+from spottrain_api.v1alpha1.status import PRINTER_COLUMNS, TrainingJobStatus
 
 NAME = f"{PLURAL}.{GROUP}"
 HISTORY_NAME = f"{HISTORY_PLURAL}.{GROUP}"
@@ -39,7 +41,7 @@ def custom_resource_definition() -> dict[str, Any]:
         "subresources": {"status": {}},
         "additionalPrinterColumns": [
             {"name": name, "type": type_, "jsonPath": path, "priority": priority}
-            for name, type_, path, priority in v1alpha1.PRINTER_COLUMNS
+            for name, type_, path, priority in PRINTER_COLUMNS
         ],
         "schema": {"openAPIV3Schema": _root_schema()},
     }
@@ -97,8 +99,8 @@ def _root_schema() -> dict[str, Any]:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": structural_schema(v1alpha1.TrainingJobSpec),
-            "status": structural_schema(v1alpha1.TrainingJobStatus),
+            "spec": structural_schema(TrainingJobSpec),
+            "status": structural_schema(TrainingJobStatus),
         },
         "x-kubernetes-validations": [
             {
@@ -182,11 +184,15 @@ def _described(schema: dict[str, Any], default: Any) -> dict[str, Any]:
     return {**schema, "description": text}
 
 
+def resources(base: type[Resource] = Resource) -> dict[str, type[Resource]]:
+    """The models of which a spec consists, by name."""
+    found = {model.__name__: model for model in base.__subclasses__() if not issubclass(model, Message)}
+    return {name: each for model in found.values() for name, each in resources(model).items()} | found
+
+
 def _cel_rules(title: str | None) -> list[dict[str, str]]:
-    model = getattr(v1alpha1, title, None) if title else None
-    if not (inspect.isclass(model) and issubclass(model, v1alpha1.Resource) and not issubclass(model, Message)):
-        return []
-    return [{"rule": rule, "message": message} for rule, message in model.cel_rules]
+    model = resources().get(title or "")
+    return [{"rule": rule, "message": message} for rule, message in model.cel_rules] if model is not None else []
 
 
 def to_yaml(definition: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from benchmarks.checkpoint.state import State, local_bytes, sharded_state
 from benchmarks.checkpoint.ways import Spottrain, Way, ways_for
-from spottrain.checkpoint import WriterProcess
+from spottrain.checkpoint.saving.writer import WriterProcess
 
 Numbers = dict[str, dict[str, float]]
 

@@ -22,7 +22,12 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from benchmarks.checkpoint.deepspeed_way import DeepSpeedSave, sync
 from benchmarks.checkpoint.state import State, local_tensors
-from spottrain.checkpoint import Checkpointer, Commit, Retention, SaveHandle, WriterProcess, open_storage
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.saving.retention import Retention
+from spottrain.checkpoint.saving.save_handle import SaveHandle
+from spottrain.checkpoint.saving.writer import WriterProcess
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.world.launch import gloo_group
 
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from spottrain_api.contract import PATH_ASSIGNMENT, TOKEN_AUDIENCE
+from spottrain_api.contract.names import PATH_ASSIGNMENT, TOKEN_AUDIENCE
 
 NUM_CONNECTIONS = 50
 

@@ -21,10 +21,11 @@ from torch.nn import functional
 
 from benchmarks.memory.cases import Case, Gpt
 from spottrain.data.batch import BatchPlan
-from spottrain.engines import Engine, EngineConfig, choose_engine
 from spottrain.engines.auto import facts_of
 from spottrain.engines.blocks import find_blocks, prepare_blocks
-from spottrain_api.contract import DeepSpeedConfig
+from spottrain.engines.choice import choose_engine
+from spottrain.engines.engine import Engine, EngineConfig
+from spottrain_api.settings.training import DeepSpeedConfig
 from spottrain_planner.memory_estimate import Estimate, ModelFacts, Workload, estimates
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

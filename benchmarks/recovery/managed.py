@@ -18,8 +18,8 @@ import yaml
 
 from benchmarks.recovery.model import CHECKPOINT_STEPS, GLOBAL_BATCH
 from benchmarks.recovery.outcome import CompletedStep, Outcome, outcome_of, read_steps
-from spottrain_api.contract import Progress
-from spottrain_api.v1alpha1 import Phase, TrainingJobStatus
+from spottrain_api.contract.reports import Progress
+from spottrain_api.v1alpha1.status import Phase, TrainingJobStatus
 from spottrain_cli.job_view import JobReader
 from spottrain_local.cluster import Cluster, open_cluster
 from spottrain_local.install import install_operator

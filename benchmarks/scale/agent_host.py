@@ -27,7 +27,7 @@ import aiohttp
 from benchmarks.scale.agents import SimulatedAgent, be_patient
 from benchmarks.scale.kubelets import RunningPod
 from spottrain_agent.routes import IDLE_SECONDS
-from spottrain_api.contract import AgentPhase
+from spottrain_api.contract.assignments import AgentPhase
 from spottrain_runtime.processes import die_with_parent
 
 # At rest, three, both ends of its connection to the relay included. More while jobs start or move: 4.5 were measured

@@ -36,18 +36,16 @@ from spottrain_agent.agent_state import (
 )
 from spottrain_agent.contact import Contact
 from spottrain_agent.control_client import ControlClient
-from spottrain_api.contract import (
-    MAX_LONG_POLL_SECONDS,
+from spottrain_api.contract.assignments import (
     AgentPhase,
     AgentReport,
     Assignment,
     AssignmentAction,
-    CommitRef,
     GenerationAssignment,
-    Notice,
-    Progress,
-    TrainerPhase,
 )
+from spottrain_api.contract.names import MAX_LONG_POLL_SECONDS
+from spottrain_api.contract.notices import Notice
+from spottrain_api.contract.reports import CommitRef, Progress, TrainerPhase
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from spottrain_api.contract import API_VERSION, PLURAL
+from spottrain_api.contract.names import API_VERSION, PLURAL
 from spottrain_api.history import HISTORY_PLURAL
 from spottrain_local.address import claim_network
 from spottrain_local.binaries import find_binaries

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from spottrain_api.contract import API_VERSION, KIND
-from spottrain_api.v1alpha1 import TrainingJobStatus
+from spottrain_api.contract.names import API_VERSION, KIND
+from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.core.model import Observed
 from spottrain_operator.core.plan import plan
 from spottrain_operator.objects.observe import job_view

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from benchmarks.scale.api_server import NAMESPACE, ApiServer
-from spottrain_api.contract import LABEL_CAPACITY_TYPE, LABEL_MANAGED_BY, MANAGED_BY, TOKEN_AUDIENCE
+from spottrain_api.contract.names import LABEL_CAPACITY_TYPE, LABEL_MANAGED_BY, MANAGED_BY, TOKEN_AUDIENCE
 from spottrain_local.node.api import UNREACHABLE, ApiError, list_and_watch
 
 NODES = "/api/v1/nodes"

@@ -19,7 +19,7 @@ import spottrain_operator
 import spottrain_runtime
 from benchmarks.ports import free_ports
 from benchmarks.scale.api_server import NAMESPACE
-from spottrain_api.contract import FILE_CONTROL_CA, FILE_CONTROL_URL, PATH_ASSIGNMENT
+from spottrain_api.contract.names import FILE_CONTROL_CA, FILE_CONTROL_URL, PATH_ASSIGNMENT
 from spottrain_local.node.api import ApiClient
 from spottrain_local.processes import ProcessSpec, start_process
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME

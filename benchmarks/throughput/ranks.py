@@ -23,8 +23,9 @@ from torch.utils.data import DataLoader, Dataset
 import spottrain
 from benchmarks.memory.cases import Gpt, Shape
 from benchmarks.throughput.model import flops_per_token, measured_tflops, num_parameters, shape_for, wait_for
-from spottrain.checkpoint import open_storage, read_head
+from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.saving.writer import start_writer
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.world.launch import Launch
 
 PLAIN, PLAIN_SAVES = "plain torch loop", "plain torch loop, torch.save"

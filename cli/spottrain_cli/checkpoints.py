@@ -22,8 +22,9 @@ from rich.table import Table
 from spottrain_runtime.wording import counted, printable
 
 if TYPE_CHECKING:
-    from spottrain.checkpoint import CheckpointStorage, Commit, Head
+    from spottrain.checkpoint.format.commits import Commit, Head
     from spottrain.checkpoint.format.manifest import Manifest
+    from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 _LARGEST = 5
 _LONGEST = 1000
@@ -166,7 +167,9 @@ def _sentences() -> Iterator[None]:
 
 
 def _open(uri: str, endpoint_url: str | None) -> tuple[CheckpointStorage, Head]:
-    from spottrain.checkpoint import StorageMissing, open_storage, read_head
+    from spottrain.checkpoint.errors import StorageMissing
+    from spottrain.checkpoint.format.head import read_head
+    from spottrain.checkpoint.stores.uri import open_storage
 
     try:
         storage = open_storage(uri, endpoint_url=endpoint_url, create_folder=False)
@@ -184,7 +187,7 @@ def _kept(storage: CheckpointStorage, commit: Commit) -> Iterator[None]:
 
     The job may drop it while the block reads it.
     """
-    from spottrain.checkpoint import CorruptCheckpoint
+    from spottrain.checkpoint.errors import CorruptCheckpoint
 
     try:
         yield
@@ -198,7 +201,7 @@ def _kept(storage: CheckpointStorage, commit: Commit) -> Iterator[None]:
 
 
 def _is_kept(storage: CheckpointStorage, commit: Commit) -> bool:
-    from spottrain.checkpoint import read_head
+    from spottrain.checkpoint.format.head import read_head
 
     head = read_head(storage)
     return head is not None and any(kept.attempt == commit.attempt for kept in head.commits)
@@ -213,7 +216,7 @@ def _choose(head: Head, step: int | None) -> Commit:
 
 
 def _row(storage: CheckpointStorage, commit: Commit) -> tuple[str, ...]:
-    from spottrain.checkpoint import CorruptCheckpoint
+    from spottrain.checkpoint.errors import CorruptCheckpoint
     from spottrain.checkpoint.format.manifest import read_manifest
 
     committed = f"{datetime.fromisoformat(commit.committed_at):%Y-%m-%dT%H:%M:%SZ}"
@@ -235,7 +238,7 @@ def _unfinished(storage: CheckpointStorage, head: Head) -> int:
 
 
 def _damage(storage: CheckpointStorage, commit: Commit) -> str | None:
-    from spottrain.checkpoint import CorruptCheckpoint
+    from spottrain.checkpoint.errors import CorruptCheckpoint
     from spottrain.checkpoint.format.manifest import read_manifest
     from spottrain.checkpoint.format.part_reader import PartReader
 

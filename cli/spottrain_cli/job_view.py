@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from spottrain_api.contract import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB_UID, PLURAL, TRAINER_CONTAINER, VERSION
+from spottrain_api.contract.names import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB_UID, PLURAL, TRAINER_CONTAINER, VERSION
 from spottrain_api.history import HISTORY_FIELD, HISTORY_PLURAL, HistoryPoint
 from spottrain_api.tolerant import Path, dotted, read_known
-from spottrain_api.v1alpha1 import TrainingJobStatus
+from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_cli.api_access import (
     CONNECT_SECONDS,
     READ_SECONDS,

@@ -16,8 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from spottrain_api.contract import CapacityType, ConditionType
-from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase, ProgressStatus, TrainingJobStatus
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.conditions import ConditionType
+from spottrain_api.v1alpha1.status import FINISHED_PHASES, Phase, ProgressStatus, TrainingJobStatus
 from spottrain_cli.job_view import EventSummary, JobSnapshot, PodSummary, unseen_sentence
 from spottrain_planner.memory_estimate import in_gib
 from spottrain_runtime.wording import counted

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from spottrain_api.contract import Member
-from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationStatus, Phase, TrainingJobStatus
+from spottrain_api.contract.assignments import Member
+from spottrain_api.v1alpha1.status import FINISHED_PHASES, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_cli.api_access import UserError, answers
 from spottrain_cli.job_view import JobReader
 

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spottrain_api.v1alpha1 import FINISHED_PHASES, Phase
+from spottrain_api.v1alpha1.status import FINISHED_PHASES, Phase
 from spottrain_cli.api_access import UserError, answers
 from spottrain_cli.checkpoints import checkpoints
 from spottrain_cli.job_view import JobReader, JobSnapshot, now, unseen_sentence

@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from spottrain_api.history import MAX_POINTS, HistoryPoint
-from spottrain_api.v1alpha1 import Phase, TrainingJobStatus
+from spottrain_api.v1alpha1.status import Phase, TrainingJobStatus
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import seconds
 from spottrain_cli.throughput import Throughput

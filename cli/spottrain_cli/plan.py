@@ -16,9 +16,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spottrain_api.contract import KIND
+from spottrain_api.contract.names import KIND
 from spottrain_api.mistakes import mistakes
-from spottrain_api.v1alpha1 import Strategy, TrainingJobSpec
+from spottrain_api.settings.choices import Strategy
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_cli.api_access import UserError
 from spottrain_cli.model_facts import count, read_config, size
 from spottrain_planner.deepspeed_json import user_json, zero_optimization

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import jinja2
 
-from spottrain_api.v1alpha1 import TrainingJobStatus, Transition
+from spottrain_api.v1alpha1.status import TrainingJobStatus, Transition
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import duration, loss_text, money, seconds
 from spottrain_cli.pictures import pictures, rate

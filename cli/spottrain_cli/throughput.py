@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from spottrain_api.history import HistoryPoint
-from spottrain_api.v1alpha1 import Phase
+from spottrain_api.v1alpha1.status import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from spottrain_api import contract
+from spottrain_api.contract import names
 from spottrain_runtime.logs import ENV_LOG_FORMAT
 
 from .markdown import entry
 
 # Set by people: in the spec's `env`, in the chart's values, or in a shell.
 IN_A_JOB: Mapping[str, str] = {
-    contract.ENV_AUDIT_DIR: "Folder, created if it is missing. Every rank appends the ids of the samples of each "
+    names.ENV_AUDIT_DIR: "Folder, created if it is missing. Every rank appends the ids of the samples of each "
     "step to a file there. On a local cluster whose pods are processes, any folder of the machine does. The only "
     "name that starts with SPOTTRAIN_ and that `spec.env` may set. Default: not written.",
     "GLOO_SOCKET_IFNAME": "Network interface on which gloo listens. Default: that of the pod's IPv4 address.",
@@ -30,23 +30,22 @@ IN_A_JOB: Mapping[str, str] = {
 }
 # Set by the operator in every trainer pod, read by the agent.
 IN_PODS: Mapping[str, str] = {
-    contract.ENV_CONTROL_DIR: "Folder with the address of the control API (`url`) and the authorities that the agent "
+    names.ENV_CONTROL_DIR: "Folder with the address of the control API (`url`) and the authorities that the agent "
     "trusts there (`ca.crt`). Both follow the operator while the pod runs.",
-    contract.ENV_TOKEN_FILE: "File with the token by which the agent authenticates to the operator.",
-    contract.ENV_JOB: "Name of the job.",
+    names.ENV_TOKEN_FILE: "File with the token by which the agent authenticates to the operator.",
+    names.ENV_JOB: "Name of the job.",
     ENV_LOG_FORMAT: "Form of the log lines: `text`, or `json` with job, generation and member in each line. "
     "Default: text. The chart's value `logFormat` sets it for operator, watcher and trainer pods.",
-    contract.ENV_NAMESPACE: "Namespace of the job.",
-    contract.ENV_POD_NAME: "Name of the pod.",
-    contract.ENV_POD_UID: "UID of the pod.",
-    contract.ENV_POD_IP: "Address of the pod, at which other ranks reach it.",
-    contract.ENV_NODE_NAME: "Name of the node. The chart also sets it for the watcher.",
-    contract.ENV_HOST_IP: "Address of the node, at which the watcher listens. The chart also sets it for the "
-    "watcher.",
-    contract.ENV_WATCHER_PORT: f"Port of the watcher on the node. Default: {contract.WATCHER_PORT}. The chart also "
+    names.ENV_NAMESPACE: "Namespace of the job.",
+    names.ENV_POD_NAME: "Name of the pod.",
+    names.ENV_POD_UID: "UID of the pod.",
+    names.ENV_POD_IP: "Address of the pod, at which other ranks reach it.",
+    names.ENV_NODE_NAME: "Name of the node. The chart also sets it for the watcher.",
+    names.ENV_HOST_IP: "Address of the node, at which the watcher listens. The chart also sets it for the watcher.",
+    names.ENV_WATCHER_PORT: f"Port of the watcher on the node. Default: {names.WATCHER_PORT}. The chart also "
     "sets it for operator and watcher, from its value watcher.port.",
-    contract.ENV_CAPACITY_TYPE: "`spot` or `on-demand`. On an on-demand node the agent asks no watcher for notices.",
-    contract.ENV_GRACE_SECONDS: "Seconds from SIGTERM to SIGKILL (`podTemplate.terminationGracePeriodSeconds`). "
+    names.ENV_CAPACITY_TYPE: "`spot` or `on-demand`. On an on-demand node the agent asks no watcher for notices.",
+    names.ENV_GRACE_SECONDS: "Seconds from SIGTERM to SIGKILL (`podTemplate.terminationGracePeriodSeconds`). "
     "Scripts without the library can rely on it.",
     "SPOTTRAIN_RUN_ROOT": "Folder of the run directories, one for each generation.",
 }
@@ -58,26 +57,25 @@ IN_RANKS: Mapping[str, str] = {
     "LOCAL_WORLD_SIZE": "Number of ranks on this node. Set by torchrun.",
     "MASTER_ADDR": "Address of the rendezvous store. Set by torchrun.",
     "MASTER_PORT": "Port of the rendezvous store. Set by torchrun.",
-    contract.ENV_RUN_DIR: "Run directory of the generation. Without it a session takes its settings from its "
+    names.ENV_RUN_DIR: "Run directory of the generation. Without it a session takes its settings from its "
     "arguments, as under plain torchrun.",
     "CUDA_VISIBLE_DEVICES": "The GPUs to use. Empty or -1: train on the CPU, although the node has GPUs.",
-    contract.ENV_DRAIN_FILE: "File that appears, with the deadline as JSON, when SIGTERM is sent. For scripts "
+    names.ENV_DRAIN_FILE: "File that appears, with the deadline as JSON, when SIGTERM is sent. For scripts "
     "without the library.",
 }
 OPERATOR: Mapping[str, str] = {
     "SPOTTRAIN_CONTROL_HOST": "Address on which the operator listens. Default: 0.0.0.0.",
-    "SPOTTRAIN_CONTROL_PORT": f"Port of the control API. Default: {contract.CONTROL_PORT}. The chart's value "
+    "SPOTTRAIN_CONTROL_PORT": f"Port of the control API. Default: {names.CONTROL_PORT}. The chart's value "
     "operator.port.",
-    contract.ENV_CONTROL_URL: "Address of the control API, https://host:port. The chart sets it, also for "
-    "`helm test`.",
+    names.ENV_CONTROL_URL: "Address of the control API, https://host:port. The chart sets it, also for `helm test`.",
     "SPOTTRAIN_CERTIFICATE_FROM": "`operator`: the operator makes the certificate of the control API. `secret`: "
     "cert-manager writes it to the Secret spottrain-control-tls. Default: operator. Set by the chart's value "
     "operator.certificateIssuer.",
     "SPOTTRAIN_METRICS_TOKEN_FILE": "File with the token that /metrics asks for, over TLS. Default: none. Set by the "
     "chart's value operator.metricsTokenSecret.",
-    "SPOTTRAIN_HEALTH_PORT": f"Port of /healthz and /readyz. Default: {contract.HEALTH_PORT}. The chart's value "
+    "SPOTTRAIN_HEALTH_PORT": f"Port of /healthz and /readyz. Default: {names.HEALTH_PORT}. The chart's value "
     "operator.healthPort.",
-    "SPOTTRAIN_METRICS_PORT": f"Port of /metrics. Default: {contract.METRICS_PORT}. The chart's value "
+    "SPOTTRAIN_METRICS_PORT": f"Port of /metrics. Default: {names.METRICS_PORT}. The chart's value "
     "operator.metricsPort.",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "Address of an OpenTelemetry collector (OTLP over HTTP). The operator sends it a "
     "trace for each change of members. OTEL_EXPORTER_OTLP_TRACES_ENDPOINT takes precedence. Default: no traces.",
@@ -101,7 +99,7 @@ OPERATOR: Mapping[str, str] = {
     "Default: none. The chart's value jobs.allowedNetworks.",
     "SPOTTRAIN_NETWORK_POLICIES": "Whether each job gets a NetworkPolicy: `true` or `false`. Default: false. "
     "The chart's value jobs.networkPolicies.",
-    contract.ENV_SERVICEACCOUNT_DIR: "Folder with the token and the CA by which operator and watcher talk to "
+    names.ENV_SERVICEACCOUNT_DIR: "Folder with the token and the CA by which operator and watcher talk to "
     "Kubernetes. Default: /var/run/secrets/kubernetes.io/serviceaccount.",
     "POD_NAME": "Name by which the operator holds its lease. Default: the host's name.",
     "POD_NAMESPACE": "Namespace of the operator's lease. Default: default.",

@@ -2,57 +2,76 @@
 
 from __future__ import annotations
 
-from spottrain_api import contract
-from spottrain_api.contract import NoticeKind
-from spottrain_api.contract.nodes import TAINTS
+from spottrain_api.contract.names import (
+    ANNOTATION_CONTROL_CA,
+    ANNOTATION_CONTROL_URL,
+    ANNOTATION_DO_NOT_DISRUPT,
+    ANNOTATION_NOTICE,
+    ANNOTATION_POOL,
+    ANNOTATION_POOL_HASH,
+    ANNOTATION_SAFE_TO_EVICT,
+    ANNOTATION_WATCHED,
+    ANNOTATION_WATCHER,
+    LABEL_CAPACITY_TYPE,
+    LABEL_JOB,
+    LABEL_JOB_UID,
+    LABEL_LEADER,
+    LABEL_MANAGED_BY,
+    LABEL_SEQUENCE,
+    LABEL_TEMPLATE_HASH,
+    MANAGED_BY,
+    TAINT_PREEMPTION,
+)
+from spottrain_api.contract.nodes import LABEL_SHUTDOWN_GRACE, TAINTS
+from spottrain_api.contract.notices import NoticeKind
 
 from .markdown import code, entry
 
 NAMES: tuple[tuple[str, str, str], ...] = (
-    (contract.LABEL_JOB, "label of pods", "Name of the job."),
+    (LABEL_JOB, "label of pods", "Name of the job."),
     (
-        contract.LABEL_JOB_UID,
+        LABEL_JOB_UID,
         "label of pods",
         "UID of the job: a job that was deleted and created again has another.",
     ),
-    (contract.LABEL_CAPACITY_TYPE, "label of pods", "`on-demand` or `spot`: which nodes the pod asks for."),
-    (contract.LABEL_SEQUENCE, "label of pods", "Number of the pod within its job. No number is used twice."),
-    (contract.LABEL_TEMPLATE_HASH, "label of pods", "Hash of the pod template: shows which pods an edit replaces."),
+    (LABEL_CAPACITY_TYPE, "label of pods", "`on-demand` or `spot`: which nodes the pod asks for."),
+    (LABEL_SEQUENCE, "label of pods", "Number of the pod within its job. No number is used twice."),
+    (LABEL_TEMPLATE_HASH, "label of pods", "Hash of the pod template: shows which pods an edit replaces."),
     (
-        contract.ANNOTATION_POOL,
+        ANNOTATION_POOL,
         "annotation of pods",
         "Name of the pool (`capacity.pools`) whose nodes the pod asks for.",
     ),
     (
-        contract.ANNOTATION_POOL_HASH,
+        ANNOTATION_POOL_HASH,
         "annotation of pods",
         "Hash of that pool's labels and tolerations: shows which waiting pods an edit replaces.",
     ),
-    (contract.LABEL_MANAGED_BY, "label of pods", f"Always `{contract.MANAGED_BY}`."),
+    (LABEL_MANAGED_BY, "label of pods", f"Always `{MANAGED_BY}`."),
     (
-        contract.LABEL_LEADER,
+        LABEL_LEADER,
         "label of the operator's pods",
         "`true` on the pod that leads. The Service of the control API selects it.",
     ),
     (
-        contract.ANNOTATION_DO_NOT_DISRUPT,
+        ANNOTATION_DO_NOT_DISRUPT,
         "annotation of pods",
         "`true` on a member's pod: Karpenter doesn't consolidate its node. The operator removes it on a notice. "
         "`podTemplate.annotations` takes precedence.",
     ),
     (
-        contract.ANNOTATION_SAFE_TO_EVICT,
+        ANNOTATION_SAFE_TO_EVICT,
         "annotation of pods",
         "`false` on a member's pod: the cluster autoscaler doesn't scale its node down. The operator removes it on a "
         "notice. `podTemplate.annotations` takes precedence.",
     ),
     (
-        contract.ANNOTATION_CONTROL_URL,
+        ANNOTATION_CONTROL_URL,
         "annotation of pods",
         "Address of the control API, which the agent follows. Set by the operator.",
     ),
     (
-        contract.ANNOTATION_CONTROL_CA,
+        ANNOTATION_CONTROL_CA,
         "annotation of pods",
         "Authorities (PEM) that the agent trusts at that address. Set by the operator.",
     ),
@@ -67,24 +86,24 @@ NAMES: tuple[tuple[str, str, str], ...] = (
         "`disabled`, unless podTemplate has the key: Linkerd stays out of the pods.",
     ),
     (
-        contract.ANNOTATION_WATCHED,
+        ANNOTATION_WATCHED,
         "annotation of the operator's lease",
         "The namespaces whose jobs the operator leads, as JSON. No other release leads jobs there.",
     ),
-    (contract.ANNOTATION_NOTICE, "annotation of nodes", "The notice as JSON. The watcher sets and removes it."),
+    (ANNOTATION_NOTICE, "annotation of nodes", "The notice as JSON. The watcher sets and removes it."),
     (
-        contract.ANNOTATION_WATCHER,
+        ANNOTATION_WATCHER,
         "annotation of nodes",
         "By it, agents know the watcher of their node. The watcher sets it when it starts, and on a Node that is "
         "registered anew.",
     ),
     (
-        contract.LABEL_SHUTDOWN_GRACE,
+        LABEL_SHUTDOWN_GRACE,
         "label of nodes",
         "Seconds that the kubelet gives pods when the node shuts down. Set it on a node pool whose setting differs "
         "from its cloud's default. Default: 15 on GKE's spot nodes, otherwise unknown.",
     ),
-    (contract.TAINT_PREEMPTION, "taint of nodes", "Keeps new pods off a node that has a notice. Set by the watcher."),
+    (TAINT_PREEMPTION, "taint of nodes", "Keeps new pods off a node that has a notice. Set by the watcher."),
 )
 
 _KINDS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from spottrain_api.settings import Resource
+from spottrain_api.settings.resource import Resource
 
 
 def add_attributes(app: Any, what: str, name: str, documented: Any, options: Any, lines: list[str]) -> None:

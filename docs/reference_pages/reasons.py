@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from spottrain_api.contract import FATAL_REASONS
 from spottrain_api.contract.reasons import CAUSES, CONDITIONS, EVENTS, FAILURES, PHASES, Reason
+from spottrain_api.contract.reports import FATAL_REASONS
 
 from .markdown import entry
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from spottrain_api.crd import structural_schema
-from spottrain_api.v1alpha1 import PRINTER_COLUMNS, TrainingJobSpec, TrainingJobStatus
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
+from spottrain_api.v1alpha1.status import PRINTER_COLUMNS, TrainingJobStatus
 
 from .markdown import code, entry, table
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from spottrain_api.contract import CONTROL_PORT, HEALTH_PORT, METRICS_PORT
+from spottrain_api.contract.names import CONTROL_PORT, HEALTH_PORT, METRICS_PORT
 from spottrain_local.address import free_port
 from spottrain_local.binaries import Binaries, find_binaries
 from spottrain_local.cluster import Cluster

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from spottrain_api.contract import (
+from spottrain_api.contract.names import (
     CONTROL_PORT,
     ENV_CONTROL_URL,
     ENV_WATCHER_PORT,
@@ -21,7 +21,7 @@ from spottrain_api.contract import (
     METRICS_PORT,
     WATCHER_PORT,
 )
-from spottrain_api.v1alpha1 import Network
+from spottrain_api.v1alpha1.pod_template import Network
 from spottrain_operator.control_api.certificate_keeper import CertificateSource
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 from spottrain_operator.kube.client import ClusterError

@@ -13,8 +13,10 @@ from datetime import datetime
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from spottrain_api.contract import Member, Progress
-from spottrain_api.v1alpha1 import Phase, TrainingJobSpec, TrainingJobStatus
+from spottrain_api.contract.assignments import Member
+from spottrain_api.contract.reports import Progress
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
+from spottrain_api.v1alpha1.status import Phase, TrainingJobStatus
 from spottrain_operator.core.facts.watching import spot_watches
 from spottrain_operator.core.model import ReportView
 from spottrain_operator.core.timing import Timing, after

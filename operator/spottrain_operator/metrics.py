@@ -19,7 +19,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from spottrain_api.v1alpha1 import TrainingJobStatus
+from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.core.facts.notices import heeded_notice
 from spottrain_operator.core.model import Observed, ReportView
 from spottrain_operator.core.policies.transitions import completed

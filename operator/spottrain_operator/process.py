@@ -18,7 +18,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from spottrain_api.contract import HEALTH_PORT, METRICS_PORT
+from spottrain_api.contract.names import HEALTH_PORT, METRICS_PORT
 from spottrain_operator.clock import FAR_OFF, SteadyClock
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.certificate_keeper import CertificateKeeper, CertificateSource

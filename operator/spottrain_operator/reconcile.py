@@ -16,26 +16,11 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
 
-from spottrain_api.contract import (
-    KIND,
-    LABEL_JOB,
-    LABEL_JOB_UID,
-    Assignment,
-    AssignmentAction,
-    CapacityType,
-    ConditionReason,
-    ConditionType,
-    EventReason,
-    Relay,
-    shutdown_grace_seconds,
-)
-from spottrain_api.v1alpha1 import (
-    FINISHED_PHASES,
-    Condition,
-    GenerationState,
-    Phase,
-    TrainingJobStatus,
-)
+from spottrain_api.contract.assignments import Assignment, AssignmentAction, CapacityType, Relay
+from spottrain_api.contract.conditions import ConditionReason, ConditionType, EventReason
+from spottrain_api.contract.names import KIND, LABEL_JOB, LABEL_JOB_UID
+from spottrain_api.contract.nodes import shutdown_grace_seconds
+from spottrain_api.v1alpha1.status import FINISHED_PHASES, Condition, GenerationState, Phase, TrainingJobStatus
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.controller import PassResult, Published
 from spottrain_operator.core.assignments import assignments_for, relays_for

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from spottrain_api import crd
-from spottrain_api.contract import GROUP, PLURAL
+from spottrain_api.contract.names import GROUP, PLURAL
 from spottrain_api.history import HISTORY_PLURAL
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 from spottrain_operator.kube.lease import LEASE_NAME

@@ -20,7 +20,8 @@ import click
 import kopf
 
 from spottrain_api import crd
-from spottrain_api.contract import ENV_CONTROL_URL, SPOT_LABELS, VERSION
+from spottrain_api.contract.names import ENV_CONTROL_URL, VERSION
+from spottrain_api.contract.nodes import SPOT_LABELS
 from spottrain_operator.control_api.certificate_keeper import CA, SECRET_NAME, ca_of, decoded
 from spottrain_operator.kube.api_server import JSON, connection_info
 from spottrain_operator.kube.client import ClusterError, Manifest

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from spottrain_api.v1alpha1 import TrainingJobStatus, Transition
+from spottrain_api.v1alpha1.status import TrainingJobStatus, Transition
 from spottrain_operator.core.facts.notices import heeded_notice
 from spottrain_operator.core.model import Observed
 from spottrain_operator.core.policies.transitions import completed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from spottrain_api.contract import ANNOTATION_NOTICE
-from spottrain_api.v1alpha1 import FINISHED_PHASES
+from spottrain_api.contract.names import ANNOTATION_NOTICE
+from spottrain_api.v1alpha1.status import FINISHED_PHASES
 from spottrain_operator.controller import Priority
 from spottrain_operator.core.facts.notices import DOOMING_TAINTS
 from spottrain_operator.kube.cache import Change

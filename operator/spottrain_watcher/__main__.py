@@ -19,16 +19,16 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from spottrain_api.contract import (
+from spottrain_api.contract.names import (
     ENV_HOST_IP,
     ENV_NODE_NAME,
     ENV_WATCHER_PORT,
     LABEL_MANAGED_BY,
     MANAGED_BY,
     WATCHER_PORT,
-    shutdown_grace_seconds,
-    watcher_mark,
 )
+from spottrain_api.contract.nodes import shutdown_grace_seconds
+from spottrain_api.contract.notices import watcher_mark
 from spottrain_runtime import logs
 from spottrain_runtime.http_server import bounded_runner
 from spottrain_watcher.azure import ENV_ACKNOWLEDGE, AzureSource

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 import aiohttp
 from pydantic import BaseModel, Field
 
-from spottrain_api.contract import Notice, NoticeKind
+from spottrain_api.contract.notices import Notice, NoticeKind
 from spottrain_watcher.metadata import (
     REQUEST_SECONDS,
     Answer,

@@ -19,7 +19,7 @@ from typing import Annotated
 import aiohttp
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, Field, TypeAdapter
 
-from spottrain_api.contract import Notice, NoticeKind
+from spottrain_api.contract.notices import Notice, NoticeKind
 from spottrain_watcher.metadata import (
     Answer,
     MetadataServer,

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 import aiohttp
 
-from spottrain_api.contract import Notice, NoticeKind
+from spottrain_api.contract.notices import Notice, NoticeKind
 from spottrain_watcher.metadata import REQUEST_SECONDS, Answer, MetadataServer, MetadataUnavailable, Poll, Polls, word
 
 ENV_HOST = "GCE_METADATA_HOST"

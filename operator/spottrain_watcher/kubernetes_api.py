@@ -11,7 +11,7 @@ from typing import Any, Self
 import aiohttp
 from aiohttp.http_exceptions import LineTooLong
 
-from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, SERVICEACCOUNT_DIR
+from spottrain_api.contract.names import ENV_SERVICEACCOUNT_DIR, SERVICEACCOUNT_DIR
 
 TIMEOUT = aiohttp.ClientTimeout(total=10, sock_connect=3)
 WATCH_SECONDS = 240

@@ -14,18 +14,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from spottrain_api.contract import (
+from spottrain_api.contract.names import LABEL_MANAGED_BY, MANAGED_BY
+from spottrain_api.contract.nodes import (
     DEFAULT_GRACE_SECONDS,
-    LABEL_MANAGED_BY,
-    MANAGED_BY,
     NODE_DELETION_LEAD_SECONDS,
-    POD_NOTICE_PREFIX,
     TAINTS,
-    Notice,
-    NoticeKind,
     accepted_taints,
     eviction_grace_seconds,
 )
+from spottrain_api.contract.notices import POD_NOTICE_PREFIX, Notice, NoticeKind
 from spottrain_runtime.wording import one_line
 from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
 from spottrain_watcher.ledger import merged

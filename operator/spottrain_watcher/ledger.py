@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from spottrain_api.contract import POD_NOTICE_PREFIX, Notice, NoticeList
+from spottrain_api.contract.notices import POD_NOTICE_PREFIX, Notice, NoticeList
 
 # A cancelled notice is repeated as cancelled for this long, for agents that have not heard of it yet.
 CANCELLED_KEPT = timedelta(minutes=2)

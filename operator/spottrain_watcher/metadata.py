@@ -18,7 +18,8 @@ from typing import Any
 
 import aiohttp
 
-from spottrain_api.contract import Notice, NoticeKind, clock_offset
+from spottrain_api.contract.clocks import clock_offset
+from spottrain_api.contract.notices import Notice, NoticeKind
 from spottrain_watcher.ledger import merged
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from spottrain_api.contract import Notice, NoticeKind
+from spottrain_api.contract.notices import Notice, NoticeKind
 from spottrain_watcher.kubernetes_signals import KubernetesSource
 from spottrain_watcher.signal_source import SignalSource
 

@@ -9,7 +9,8 @@ import asyncio
 import logging
 from typing import Any
 
-from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_WATCHER, TAINT_PREEMPTION, Notice
+from spottrain_api.contract.names import ANNOTATION_NOTICE, ANNOTATION_WATCHER, TAINT_PREEMPTION
+from spottrain_api.contract.notices import Notice
 from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from spottrain_api.contract import Notice
+from spottrain_api.contract.notices import Notice
 
 
 class SignalSource(Protocol):

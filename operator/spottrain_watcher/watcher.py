@@ -10,7 +10,8 @@ from typing import Protocol
 
 from aiohttp import web
 
-from spottrain_api.contract import LONG_POLL_SECONDS, PATH_NOTICE, Notice, NoticeList
+from spottrain_api.contract.names import LONG_POLL_SECONDS, PATH_NOTICE
+from spottrain_api.contract.notices import Notice, NoticeList
 from spottrain_runtime.wording import one_line
 from spottrain_watcher.ledger import Ledger
 from spottrain_watcher.metrics import Metrics, hears_cloud

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from spottrain_api.contract import DeepSpeedConfig
+from spottrain_api.settings.training import DeepSpeedConfig
 
 AUTO = "auto"
 DEFAULT_ZERO_STAGE = 2

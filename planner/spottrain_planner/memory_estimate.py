@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from spottrain_api.contract import Precision, Strategy
+from spottrain_api.settings.choices import Precision, Strategy
 
 GIB = 1 << 30
 DDP, FSDP, DEEPSPEED = Strategy.DDP.value, Strategy.FSDP.value, Strategy.DEEPSPEED.value

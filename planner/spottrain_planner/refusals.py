@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import CapacityType, DeepSpeedConfig, FsdpConfig
-from spottrain_api.v1alpha1 import MAX_MEMBERS, Precision, Sharding, Strategy, TrainingJobSpec
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.settings.choices import Precision, Sharding, Strategy
+from spottrain_api.settings.training import DeepSpeedConfig, FsdpConfig
+from spottrain_api.v1alpha1.capacity import MAX_MEMBERS
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 
 
 def refusals(spec: TrainingJobSpec) -> list[str]:

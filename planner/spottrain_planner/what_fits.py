@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from spottrain_api.v1alpha1 import Precision, Sharding, Strategy, TrainingJobSpec
+from spottrain_api.settings.choices import Precision, Sharding, Strategy
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_planner import deepspeed_json
 from spottrain_planner.memory_estimate import DDP, DEEPSPEED, FSDP, Estimate, ModelFacts, Workload
 from spottrain_planner.refusals import refusals

@@ -14,7 +14,7 @@ import pytest
 from cluster_setups import RealSetup, Setup, pod_of, pods_of, put_job
 from minimal_job import MINIMAL
 from spottrain_api import crd
-from spottrain_api.contract import ANNOTATION_POOL, API_VERSION, LABEL_JOB, LABEL_JOB_UID, TOKEN_AUDIENCE
+from spottrain_api.contract.names import ANNOTATION_POOL, API_VERSION, LABEL_JOB, LABEL_JOB_UID, TOKEN_AUDIENCE
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND
 from spottrain_operator.control_api.agents import ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys

@@ -12,7 +12,7 @@ import asyncio
 import pytest
 
 from cluster_setups import MemorySetup, Setup, pod_of, pods_of
-from spottrain_api.contract import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
+from spottrain_api.contract.names import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_operator.kube.client import ExpiredError, Kind, Listing, Manifest, WatchEvent, is_gone
 
 

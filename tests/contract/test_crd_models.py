@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from typing import Annotated, Any
@@ -12,9 +11,11 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from minimal_job import MINIMAL
-from spottrain_api import crd, v1alpha1
+from spottrain_api import crd
 from spottrain_api.mistakes import mistakes
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.v1alpha1.checkpoint import Checkpoint
+from spottrain_api.v1alpha1.containers import Resources
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 
 
 def _schemas(node: Any) -> list[dict[str, Any]]:
@@ -34,8 +35,7 @@ def test_the_files_and_those_of_the_chart_are_what_the_models_give() -> None:
 def test_every_rule_of_every_model_is_in_the_schema() -> None:
     schemas = _schemas(yaml.safe_load(crd.CRD_FILE.read_text()))
     written = {rule["rule"] for schema in schemas for rule in schema.get("x-kubernetes-validations", ())}
-    models = [model for _, model in inspect.getmembers(v1alpha1, inspect.isclass) if hasattr(model, "cel_rules")]
-    wanted = {rule for model in models for rule, _ in model.cel_rules}
+    wanted = {rule for model in crd.resources().values() for rule, _ in model.cel_rules}
     assert wanted
     assert wanted <= written
 
@@ -133,7 +133,7 @@ def test_a_minimal_job_gets_every_default() -> None:
     assert spec.to_dict()["batch"] == {"global": 8, "micro": 1}
 
 
-def resources_of(**limits: Any) -> v1alpha1.Resources:
+def resources_of(**limits: Any) -> Resources:
     spec = TrainingJobSpec.model_validate(MINIMAL | {"resources": {"limits": limits}})
     assert spec.resources is not None
     return spec.resources
@@ -169,7 +169,7 @@ def test_an_amount_that_is_neither_is_refused_with_a_sentence(amount: Any, shown
     ],
 )
 def test_the_rules_for_checkpoint_uris(uri: str, good: bool) -> None:
-    rules = [rule for rule, _ in v1alpha1.Checkpoint.cel_rules if rule.startswith("self.uri.matches")]
+    rules = [rule for rule, _ in Checkpoint.cel_rules if rule.startswith("self.uri.matches")]
     patterns = [rule.partition("'")[2].rpartition("'")[0] for rule in rules]
     assert all(re.search(pattern, uri) for pattern in patterns) is good
 

@@ -8,22 +8,21 @@ from typing import Any
 
 import pytest
 
-from spottrain_api.contract import (
+from spottrain_api.contract.assignments import (
     AgentReport,
     Assignment,
     AssignmentAction,
     GenerationAssignment,
-    NodeWatch,
-    NoticeList,
-    PeerMessage,
-    Progress,
     Relay,
     RelayAssignment,
     RelayReport,
-    TrainerConfig,
-    WatchState,
 )
-from spottrain_api.settings import Batch, Entrypoint
+from spottrain_api.contract.configuration import TrainerConfig
+from spottrain_api.contract.message import PeerMessage
+from spottrain_api.contract.notices import NodeWatch, NoticeList, WatchState
+from spottrain_api.contract.reports import Progress
+from spottrain_api.settings.entrypoint import Entrypoint
+from spottrain_api.settings.training import Batch
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 REPORT: dict[str, Any] = {

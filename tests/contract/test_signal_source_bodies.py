@@ -19,7 +19,7 @@ import pytest
 from aiohttp import web
 
 from signal_clouds import DEADLINE, Provider, listening, local_cloud, serve, source_of, until_trouble, within
-from spottrain_api.contract import NoticeKind
+from spottrain_api.contract.notices import NoticeKind
 from spottrain_watcher import azure, ec2, gce
 from spottrain_watcher.signal_source import SignalSource
 

@@ -33,7 +33,8 @@ from signal_clouds import (
     within,
 )
 from signal_clouds import Provider as LocalProvider
-from spottrain_api.contract import ENV_NODE_NAME, Notice, NoticeKind
+from spottrain_api.contract.names import ENV_NODE_NAME
+from spottrain_api.contract.notices import Notice, NoticeKind
 from spottrain_watcher import kubernetes_api
 from spottrain_watcher.__main__ import _cloud_source
 from spottrain_watcher.azure import PATH_EVENTS, PATH_NAME

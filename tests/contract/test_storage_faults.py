@@ -12,18 +12,11 @@ import pytest
 
 from faulty_proxy import DAWDLE_SECONDS, FaultyProxy, faulty_proxy
 from object_stores import ObjectStore
-from spottrain.checkpoint import (
-    CheckpointStorage,
-    StorageDenied,
-    StorageError,
-    StorageFull,
-    StorageMissing,
-    StorageUnavailable,
-)
+from spottrain.checkpoint.errors import StorageDenied, StorageError, StorageFull, StorageMissing, StorageUnavailable
 from spottrain.checkpoint.stores import gcs_storage
 from spottrain.checkpoint.stores.gcs_storage import GcsStorage
 from spottrain.checkpoint.stores.s3_storage import S3Storage
-from spottrain.checkpoint.stores.storage import ANSWER_SECONDS
+from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, CheckpointStorage
 
 Store = tuple[CheckpointStorage, FaultyProxy]
 

@@ -17,9 +17,12 @@ from derived_values import completed
 from scene import training_job
 from spottrain.world.failures import UserError, as_user_errors
 from spottrain_agent.run_directory import RunDirectory
-from spottrain_api.contract import FILE_RUN, GenerationAssignment, TrainerConfig
+from spottrain_api.contract.assignments import GenerationAssignment
+from spottrain_api.contract.configuration import TrainerConfig
+from spottrain_api.contract.names import FILE_RUN
 from spottrain_api.crd import structural_schema
-from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingSettings
+from spottrain_api.settings.training import TrainingSettings
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.assignments import assignment_for
 
 # Values of fields that don't follow from the schema, or that have to fit each other.

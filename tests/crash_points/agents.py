@@ -14,7 +14,8 @@ from benchmarks.scale.agents import SimulatedAgent
 from benchmarks.scale.kubelets import RunningPod
 
 from spottrain_agent.agent_state import GenerationEnded, ProcessesGone
-from spottrain_api.contract import AgentPhase, CommitRef, GenerationAssignment, Progress, TrainerPhase
+from spottrain_api.contract.assignments import AgentPhase, GenerationAssignment
+from spottrain_api.contract.reports import CommitRef, Progress, TrainerPhase
 
 STEP_SECONDS = 0.05
 START_SECONDS = 0.2

@@ -22,7 +22,7 @@ from benchmarks.scale.api_server import ApiServer
 from yarl import URL
 
 from crash_points.disturbances import AT_WRITES, Disturbance, Kind
-from spottrain_api.contract import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY, PLURAL
+from spottrain_api.contract.names import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY, PLURAL
 
 LATE_SECONDS = 10.0
 STALE_SECONDS = 2.0

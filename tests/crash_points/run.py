@@ -14,7 +14,7 @@ from benchmarks.scale.kubelets import Kubelets
 from crash_points.agents import Course, TrainingAgent
 from crash_points.disturbances import Disturbance
 from crash_points.proxy import ApiProxy
-from spottrain_api.contract import API_VERSION, KIND, LABEL_CAPACITY_TYPE, LABEL_JOB, PLURAL
+from spottrain_api.contract.names import API_VERSION, KIND, LABEL_CAPACITY_TYPE, LABEL_JOB, PLURAL
 from spottrain_local.node.api import ApiClient, ApiError
 
 PATIENCE_SECONDS = 60.0

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from e2e.rehearsal import INTERVAL, Rehearsal
-from spottrain_api.contract import FILE_DRAIN, CapacityType
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.names import FILE_DRAIN
 
 Act = Callable[[Rehearsal, random.Random], None]
 

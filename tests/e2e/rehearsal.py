@@ -21,8 +21,10 @@ import yaml
 from cluster_fixtures import Kubectl, processes_of, wait_for
 from spottrain.data.audit import Audit, AuditRecord, read_audit
 from spottrain_agent.records import WorkerStarted, worker_started_file
-from spottrain_api.contract import ENV_AUDIT_DIR, ENV_POD_NAME, GROUP, VERSION, CapacityType, Member, Progress
-from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus, Phase, TrainingJobStatus
+from spottrain_api.contract.assignments import CapacityType, Member
+from spottrain_api.contract.names import ENV_AUDIT_DIR, ENV_POD_NAME, GROUP, VERSION
+from spottrain_api.contract.reports import Progress
+from spottrain_api.v1alpha1.status import FINISHED_PHASES, GenerationState, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_local.cluster import Cluster
 
 Answer = TypeVar("Answer")

@@ -19,7 +19,7 @@ import yaml
 from botocore.exceptions import ClientError
 
 from cluster_fixtures import Kubectl, throw_away_cluster, wait_for
-from spottrain_api.v1alpha1 import Condition, Phase, TrainingJobStatus
+from spottrain_api.v1alpha1.status import Condition, Phase, TrainingJobStatus
 from spottrain_local.install import install_operator
 from spottrain_local.spec import ClusterSpec, NodePool
 

@@ -13,8 +13,8 @@ import pytest
 
 from cluster_fixtures import wait_for
 from e2e.rehearsal import Rehearsal, rehearsal
-from spottrain_api.contract import LABEL_JOB
-from spottrain_api.v1alpha1 import Phase
+from spottrain_api.contract.names import LABEL_JOB
+from spottrain_api.v1alpha1.status import Phase
 from spottrain_local.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]

@@ -19,7 +19,7 @@ from cluster_fixtures import processes_of, throw_away_cluster, wait_for
 from container_fixtures import containers
 from e2e.rehearsal import Rehearsal, command_lines, manifest
 from helm_release import NEWER_FIELD, HelmRelease, older_chart
-from spottrain_api.contract import LABEL_JOB, LABEL_LEADER
+from spottrain_api.contract.names import LABEL_JOB, LABEL_LEADER
 from spottrain_cli.main import main
 from spottrain_local.spec import ClusterSpec, NodePool
 

@@ -17,8 +17,8 @@ from cluster_fixtures import Kubectl
 from e2e.prometheus_server import PrometheusServer, Series, prometheus_server
 from e2e.rehearsal import NAMESPACE, Rehearsal, rehearsal
 from prometheus_binaries import Prometheus, find_prometheus
-from spottrain_api.contract import WATCHER_PORT
-from spottrain_api.v1alpha1 import TrainingJobStatus
+from spottrain_api.contract.names import WATCHER_PORT
+from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_local.cluster import Cluster
 from spottrain_local.install import NAMESPACE as OPERATOR_NAMESPACE
 from spottrain_local.install import chart_folder, install_operator

@@ -18,7 +18,9 @@ import yaml
 
 from e2e.preemption_incidents import incidents
 from e2e.rehearsal import Rehearsal, kill, rehearsal
-from spottrain_api.contract import CapacityType, Outcome, OutcomeKind, outcome_file
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.names import outcome_file
+from spottrain_api.contract.reports import Outcome, OutcomeKind
 from spottrain_local.cluster import Cluster
 from spottrain_local.layout import checkout_root
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from e2e.rehearsal import Rehearsal, kill, rehearsal
-from spottrain_api.contract import ANNOTATION_CONTROL_URL
+from spottrain_api.contract.names import ANNOTATION_CONTROL_URL
 from spottrain_local.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nightly, pytest.mark.timeout(300)]

@@ -14,7 +14,8 @@ import pytest
 from cluster_fixtures import processes_of
 from e2e.rehearsal import Rehearsal, command_lines, kill, rehearsal
 from etcd import Etcd
-from spottrain.checkpoint import open_storage, read_head
+from spottrain.checkpoint.format.head import read_head
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain_local.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nightly, pytest.mark.timeout(240)]

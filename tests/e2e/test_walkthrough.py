@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from cluster_fixtures import Kubectl, processes_of, wait_for
-from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
+from spottrain_api.v1alpha1.status import GenerationState, Phase, TrainingJobStatus
 from spottrain_local.cluster import DEFAULT_NAME, Cluster
 from spottrain_local.layout import ClusterLayout, LocalClusterError, checkout_root
 

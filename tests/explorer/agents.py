@@ -16,18 +16,9 @@ from spottrain_agent import agent_state
 from spottrain_agent.agent_state import AgentState, Command, Event, transition
 from spottrain_agent.records import WorkerStarted
 from spottrain_agent.verdict import GenerationObservation, RankObservation, judge
-from spottrain_api.contract import (
-    AgentReport,
-    Failure,
-    FailureReason,
-    GenerationAssignment,
-    Notice,
-    NoticeKind,
-    Outcome,
-    OutcomeKind,
-    Progress,
-    TrainerPhase,
-)
+from spottrain_api.contract.assignments import AgentReport, GenerationAssignment
+from spottrain_api.contract.notices import Notice, NoticeKind
+from spottrain_api.contract.reports import Failure, FailureReason, Outcome, OutcomeKind, Progress, TrainerPhase
 from spottrain_operator.control_api.agents import is_overtaken
 from spottrain_operator.core.model import ReportView
 

@@ -11,17 +11,14 @@ from explorer.store import Committed
 from explorer.world import Keyed, Node, Operator, Pod, World
 from simulation.invariants import problems_of
 from simulation.parts import NOT_READY_AFTER, at, spec_of
-from spottrain_api.contract import (
-    TAINT_PREEMPTION,
-    Assignment,
-    CapacityType,
-    Cause,
-    CommitRef,
-    ConditionType,
-    Notice,
-    NoticeKind,
-)
-from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, TrainingJobSpec, TrainingJobStatus
+from spottrain_api.contract.assignments import Assignment, CapacityType
+from spottrain_api.contract.causes import Cause
+from spottrain_api.contract.conditions import ConditionType
+from spottrain_api.contract.names import TAINT_PREEMPTION
+from spottrain_api.contract.notices import Notice, NoticeKind
+from spottrain_api.contract.reports import CommitRef
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
+from spottrain_api.v1alpha1.status import FINISHED_PHASES, GenerationState, TrainingJobStatus
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.model import (
     AnnotatePod,

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, cast
 
 from explorer.replay import Position, Script, run
 from explorer.store import Committed
-from spottrain.checkpoint import CheckpointError
+from spottrain.checkpoint.errors import CheckpointError
 from spottrain.loop.training import Training
 from spottrain.recovery.interval import CommitInterval
 from spottrain.recovery.saver import StateSaver
 from spottrain.recovery.schedule import CheckpointSchedule
 from spottrain.world.failures import Drained
 from spottrain.world.stop_agreement import Ballot, Decision
-from spottrain_api.contract import TrainerPhase
+from spottrain_api.contract.reports import TrainerPhase
 
 TOTAL_STEPS = 6
 INTERVAL = "2steps"

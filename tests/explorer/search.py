@@ -16,7 +16,7 @@ from explorer.operating import is_finished
 from explorer.ranks import TOTAL_STEPS
 from explorer.store import head_of, newest_of
 from explorer.world import World
-from spottrain_api.v1alpha1 import Phase
+from spottrain_api.v1alpha1.status import Phase
 
 REACTIONS = (environment.forced, agents.moves, training.moves, environment.passes)
 OPTIONS = (training.peer_errors, training.late_writes, environment.restarts, environment.faults)

@@ -23,9 +23,14 @@ from typing import Any
 import torch
 
 from kill_point import SECONDS_INTO, KillPoint
-from spottrain.checkpoint import Checkpointer, CheckpointStorage, Retention, WriterProcess, open_storage, read_head
+from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.format.attempt import ATTEMPTS
+from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX
+from spottrain.checkpoint.saving.retention import Retention
+from spottrain.checkpoint.saving.writer import WriterProcess
+from spottrain.checkpoint.stores.storage import CheckpointStorage
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain_runtime.processes import become_subreaper
 
 # Large enough for several parts on object stores, and small.

@@ -19,15 +19,11 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from spottrain.checkpoint import (
-    Checkpointer,
-    CheckpointError,
-    Commit,
-    Retention,
-    SaveFailed,
-    StorageUnavailable,
-    open_storage,
-)
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.errors import CheckpointError, SaveFailed, StorageUnavailable
+from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.saving.retention import Retention
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.world.launch import gloo_group
 
 

@@ -14,7 +14,11 @@ os.environ.update(RIVAL["environment"])
 
 import torch  # noqa: E402
 
-from spottrain.checkpoint import Checkpointer, Fenced, Retention, StepBehind, open_storage, read_head  # noqa: E402
+from spottrain.checkpoint.checkpointer import Checkpointer  # noqa: E402
+from spottrain.checkpoint.errors import Fenced, StepBehind  # noqa: E402
+from spottrain.checkpoint.format.head import read_head  # noqa: E402
+from spottrain.checkpoint.saving.retention import Retention  # noqa: E402
+from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
 
 torch.set_num_threads(1)
 meet = RIVAL["barrier"].wait

@@ -20,9 +20,10 @@ from torch import nn  # noqa: E402
 
 from no_pickles import refuse_pickles  # noqa: E402
 from spottrain.data.batch import BatchPlan  # noqa: E402
-from spottrain.engines import EngineConfig, choose_engine  # noqa: E402
 from spottrain.engines.blocks import find_blocks, prepare_blocks  # noqa: E402
-from spottrain_api.contract import DeepSpeedConfig, FsdpConfig  # noqa: E402
+from spottrain.engines.choice import choose_engine  # noqa: E402
+from spottrain.engines.engine import EngineConfig  # noqa: E402
+from spottrain_api.settings.training import DeepSpeedConfig, FsdpConfig  # noqa: E402
 
 torch.set_num_threads(1)
 refuse_pickles()

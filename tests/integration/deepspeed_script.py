@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 
 import spottrain  # noqa: E402
 from no_pickles import refuse_pickles  # noqa: E402
-from spottrain_api.contract import DrainRequest  # noqa: E402
+from spottrain_api.contract.configuration import DrainRequest  # noqa: E402
 
 torch.set_num_threads(1)
 refuse_pickles()

@@ -28,9 +28,10 @@ from spottrain.checkpoint.loading.export import export  # noqa: E402
 from spottrain.checkpoint.stores.storage import CheckpointStorage  # noqa: E402
 from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
 from spottrain.data.batch import BatchPlan  # noqa: E402
-from spottrain.engines import EngineConfig, choose_engine  # noqa: E402
 from spottrain.engines.blocks import find_blocks, prepare_blocks  # noqa: E402
-from spottrain_api.contract import FsdpConfig  # noqa: E402
+from spottrain.engines.choice import choose_engine  # noqa: E402
+from spottrain.engines.engine import EngineConfig  # noqa: E402
+from spottrain_api.settings.training import FsdpConfig  # noqa: E402
 
 torch.set_num_threads(1)
 refuse_pickles()

@@ -14,7 +14,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from spottrain.checkpoint import Checkpointer, WriterProcess, open_storage
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.saving.writer import WriterProcess
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.world.launch import gloo_group
 from spottrain_agent.processes import is_alive
 

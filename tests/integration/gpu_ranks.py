@@ -17,11 +17,12 @@ import torch.distributed as dist
 from benchmarks.memory.cases import Case
 from benchmarks.memory.rank import Peaks, estimated, measured
 
-from spottrain.checkpoint import open_storage
 from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.data.batch import BatchPlan
-from spottrain.engines import Engine, EngineConfig, choose_engine
-from spottrain_api.contract import DeepSpeedConfig
+from spottrain.engines.choice import choose_engine
+from spottrain.engines.engine import Engine, EngineConfig
+from spottrain_api.settings.training import DeepSpeedConfig
 
 
 def in_a_world_of_one(device: str, work: Callable[..., Any], *arguments: Any) -> Any:

@@ -23,16 +23,10 @@ from commits import newest_commit
 from spottrain.checkpoint.saving.writer import start_writer, started_writer
 from spottrain.world.failures import Drained
 from spottrain_agent.processes import is_alive
-from spottrain_api.contract import (
-    Batch,
-    CheckpointConfig,
-    DeepSpeedConfig,
-    DrainRequest,
-    FsdpConfig,
-    Precision,
-    Strategy,
-    TrainerConfig,
-)
+from spottrain_api.contract.configuration import DrainRequest, TrainerConfig
+from spottrain_api.settings.checkpoint import CheckpointConfig
+from spottrain_api.settings.choices import Precision, Strategy
+from spottrain_api.settings.training import Batch, DeepSpeedConfig, FsdpConfig
 
 STEPS = 6
 WIDTH = 64

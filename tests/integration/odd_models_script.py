@@ -23,9 +23,10 @@ from no_pickles import refuse_pickles  # noqa: E402
 from spottrain.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
 from spottrain.data.batch import BatchPlan  # noqa: E402
-from spottrain.engines import EngineConfig, choose_engine  # noqa: E402
+from spottrain.engines.choice import choose_engine  # noqa: E402
+from spottrain.engines.engine import EngineConfig  # noqa: E402
 from spottrain.world.failures import UserError  # noqa: E402
-from spottrain_api.contract import DeepSpeedConfig  # noqa: E402
+from spottrain_api.settings.training import DeepSpeedConfig  # noqa: E402
 
 torch.set_num_threads(1)
 refuse_pickles()

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
 
 import spottrain  # noqa: E402
 from spottrain.world.failures import UserError  # noqa: E402
-from spottrain_api.contract import Strategy  # noqa: E402
+from spottrain_api.settings.choices import Strategy  # noqa: E402
 
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore")

@@ -20,9 +20,10 @@ from torch import nn  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 from spottrain.data.batch import BatchPlan  # noqa: E402
-from spottrain.engines import EngineConfig, choose_engine  # noqa: E402
+from spottrain.engines.choice import choose_engine  # noqa: E402
+from spottrain.engines.engine import EngineConfig  # noqa: E402
 from spottrain.world.failures import UserError  # noqa: E402
-from spottrain_api.contract import DeepSpeedConfig, FsdpConfig  # noqa: E402
+from spottrain_api.settings.training import DeepSpeedConfig, FsdpConfig  # noqa: E402
 
 torch.set_num_threads(1)
 RANK, WORLD, LOCAL = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))

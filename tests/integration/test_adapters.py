@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 
 from spottrain.checkpoint.loading.export import export
 from spottrain.data.audit import read_audit
-from spottrain_api.contract import FailureReason, OutcomeKind, StabilityAction, StabilityConfig
+from spottrain_api.contract.reports import FailureReason, OutcomeKind
+from spottrain_api.settings.choices import StabilityAction
+from spottrain_api.settings.stability import StabilityConfig
 from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 
 SCRIPT = Path(__file__).with_name("adapter_script.py")

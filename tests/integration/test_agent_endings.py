@@ -10,14 +10,9 @@ import psutil
 import pytest
 
 from agent_pods import TRAIN_FOREVER, FakeOperator, Pods, appears, said
-from spottrain_api.contract import (
-    AgentPhase,
-    Assignment,
-    AssignmentAction,
-    Entrypoint,
-    FailureReason,
-    TrainerPhase,
-)
+from spottrain_api.contract.assignments import AgentPhase, Assignment, AssignmentAction
+from spottrain_api.contract.reports import FailureReason, TrainerPhase
+from spottrain_api.settings.entrypoint import Entrypoint
 
 
 async def test_exit_ends_the_pod_with_code_0(pods: Pods, operator: FakeOperator) -> None:

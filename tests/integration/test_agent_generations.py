@@ -19,16 +19,11 @@ import pytest
 
 from agent_pods import GATHER, TRAIN_FOREVER, WAIT, FakeOperator, Pods, appears, becomes_true, drain, said
 from spottrain_agent.processes import descendants, is_alive
-from spottrain_api.contract import (
-    FILE_AT_RISK,
-    FILE_DRAIN,
-    AgentPhase,
-    AssignmentAction,
-    Entrypoint,
-    FailureReason,
-    Notice,
-    NoticeKind,
-)
+from spottrain_api.contract.assignments import AgentPhase, AssignmentAction
+from spottrain_api.contract.names import FILE_AT_RISK, FILE_DRAIN
+from spottrain_api.contract.notices import Notice, NoticeKind
+from spottrain_api.contract.reports import FailureReason
+from spottrain_api.settings.entrypoint import Entrypoint
 
 
 async def test_three_members_run_and_the_next_generation_starts_within_seconds(

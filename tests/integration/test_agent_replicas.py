@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from agent_pods import GATHER, FakeOperator, Pods
-from spottrain.checkpoint import StorageDenied
+from spottrain.checkpoint.errors import StorageDenied
 from spottrain.checkpoint.peers.replica_client import ReplicaClient
 from spottrain_agent.processes import descendants
-from spottrain_api.contract import AgentPhase, Assignment, HeldShards
+from spottrain_api.contract.assignments import AgentPhase, Assignment
+from spottrain_api.contract.replicas import HeldShards
 
 
 def with_replicas(assignments: dict[str, Assignment], token: str) -> dict[str, Assignment]:

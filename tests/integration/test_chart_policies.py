@@ -16,7 +16,7 @@ import yaml
 from chart_site import Object, Site, enforced
 from cluster_fixtures import Kubectl, wait_for
 from hostile_pod_templates import RIGHTS_BY_ANNOTATION, template
-from spottrain_api.contract import (
+from spottrain_api.contract.names import (
     ANNOTATION_CONTROL_CA,
     ANNOTATION_CONTROL_URL,
     ANNOTATION_DO_NOT_DISRUPT,

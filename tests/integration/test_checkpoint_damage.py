@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from object_stores import JobStore
-from spottrain.checkpoint import CheckpointStorage, Commit
 from spottrain.checkpoint.format.attempt import ATTEMPTS
+from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.format.head import HEAD_KEY
 from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX
+from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain.data.audit import read_audit
-from spottrain_api.contract import FailureReason, OutcomeKind
+from spottrain_api.contract.reports import FailureReason, OutcomeKind
 from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 
 EVERYTHING = "SPOTTRAIN_KILL_POINTS" in os.environ

@@ -16,13 +16,15 @@ import pytest
 import torch
 
 from integration.gpu_checkpoint_ranks import in_a_process, in_a_world_of_two, save_half, save_with_a_writer
-from spottrain.checkpoint import Checkpointer, Replicas, open_storage
+from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.dcp import plan_save
+from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.checkpoint.saving.staging import SharedMemory, StagingBuffer, _pin
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.data import random_state
 from spottrain_agent.replica_store import ReplicaServer, ReplicaStore
-from spottrain_api.contract import ReplicaHolder, ReplicaSettings, ReplicatedStep
+from spottrain_api.contract.replicas import ReplicaHolder, ReplicaSettings, ReplicatedStep
 
 pytestmark = pytest.mark.gpu
 

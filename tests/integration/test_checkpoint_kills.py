@@ -19,7 +19,7 @@ import torch
 
 from object_stores import JobStore
 from spottrain.data.audit import read_audit
-from spottrain_api.contract import Progress
+from spottrain_api.contract.reports import Progress
 from trainer_runs import Run, assert_succeeded
 
 SCRIPT = Path(__file__).with_name("checkpoint_kills.py")

@@ -11,8 +11,10 @@ import pytest
 
 from forked_ranks import forked_ranks
 from object_stores import ObjectStore
-from spottrain.checkpoint import Checkpointer, open_storage, read_head
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.format.manifest import Manifest, read_manifest
+from spottrain.checkpoint.stores.uri import open_storage
 
 SCRIPT = Path(__file__).with_name("checkpoint_ranks.py")
 

@@ -16,7 +16,7 @@ import torch
 
 from forked_ranks import forked_ranks
 from object_stores import JobStore
-from spottrain.checkpoint import Checkpointer
+from spottrain.checkpoint.checkpointer import Checkpointer
 
 SCRIPT = Path(__file__).with_name("checkpoint_rivals.py")
 ROUNDS = 1000 if "SPOTTRAIN_KILL_POINTS" in os.environ else 20

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
 from object_stores import JobStore
-from spottrain.checkpoint import Checkpointer
+from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.recovery.training_state import model_config
 from spottrain_cli.main import main
 

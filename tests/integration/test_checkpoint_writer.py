@@ -15,7 +15,7 @@ import torch
 
 from forked_ranks import forked_ranks
 from object_stores import JobStore
-from spottrain.checkpoint import Checkpointer
+from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain_agent.processes import is_alive
 
 SCRIPT = Path(__file__).with_name("writer_ranks.py")

@@ -16,7 +16,7 @@ import pytest
 from cluster_fixtures import Kubectl, wait_for
 from minimal_job import MINIMAL
 from spottrain_api.crd import CRD_FILE, custom_resource_definition
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 
 pytestmark = pytest.mark.cluster
 

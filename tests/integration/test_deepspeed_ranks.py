@@ -16,21 +16,15 @@ from safetensors.torch import load_file
 
 from commits import newest_commit
 from forked_ranks import forked_ranks, rank_environments
-from spottrain.checkpoint import open_storage, read_head
+from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX
 from spottrain.checkpoint.loading.export import export
-from spottrain_api.contract import (
-    Batch,
-    CheckpointConfig,
-    DeepSpeedConfig,
-    FailureReason,
-    Outcome,
-    OutcomeKind,
-    Precision,
-    Progress,
-    Strategy,
-    TrainerConfig,
-)
+from spottrain.checkpoint.stores.uri import open_storage
+from spottrain_api.contract.configuration import TrainerConfig
+from spottrain_api.contract.reports import FailureReason, Outcome, OutcomeKind, Progress
+from spottrain_api.settings.checkpoint import CheckpointConfig
+from spottrain_api.settings.choices import Precision, Strategy
+from spottrain_api.settings.training import Batch, DeepSpeedConfig
 
 # Some have two dozen ranks, one generation after the other: a minute where nothing else is at work.
 pytestmark = pytest.mark.timeout(900)

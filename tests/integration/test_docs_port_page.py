@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional  # noqa: F401
 
 import spottrain
-from spottrain_api.contract import Progress
+from spottrain_api.contract.reports import Progress
 from trainer_runs import Run, assert_drained, assert_succeeded
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "port-plain-torch.md"

@@ -20,8 +20,9 @@ import pytest
 import yaml
 
 from forked_ranks import forked_ranks
-from spottrain.checkpoint import open_storage, read_head
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain.checkpoint.format.head import read_head
+from spottrain.checkpoint.stores.uri import open_storage
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RANK_SCRIPT = Path(__file__).with_name("example_script.py")

@@ -21,7 +21,7 @@ from field_steps import Field, Step, fields
 from field_values import EVERYTHING, spec_schema
 from spottrain_api.crd import CRD_FILE
 from spottrain_api.tolerant import dotted
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 

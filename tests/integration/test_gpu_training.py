@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from integration.gpu_training import STEPS, Case, run_jobs
-from spottrain_api.contract import DeepSpeedConfig, FsdpConfig
+from spottrain_api.settings.training import DeepSpeedConfig, FsdpConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 

@@ -17,7 +17,11 @@ from packaging.utils import canonicalize_name
 
 from distribution import ROOT, closure
 from forked_ranks import rank_environments
-from spottrain_api.contract import Batch, CheckpointConfig, FailureReason, Outcome, Strategy, TrainerConfig
+from spottrain_api.contract.configuration import TrainerConfig
+from spottrain_api.contract.reports import FailureReason, Outcome
+from spottrain_api.settings.checkpoint import CheckpointConfig
+from spottrain_api.settings.choices import Strategy
+from spottrain_api.settings.training import Batch
 
 TRAINING = """
 import torch

@@ -19,13 +19,8 @@ from benchmarks.ports import free_ports
 
 from cluster_fixtures import Kubectl, wait_for
 from operator_process import Jobs, OperatorProcess, running, watcher
-from spottrain_api.contract import (
-    ANNOTATION_CONTROL_CA,
-    ANNOTATION_CONTROL_URL,
-    AgentReport,
-    Assignment,
-    AssignmentAction,
-)
+from spottrain_api.contract.assignments import AgentReport, Assignment, AssignmentAction
+from spottrain_api.contract.names import ANNOTATION_CONTROL_CA, ANNOTATION_CONTROL_URL
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 from spottrain_runtime.logs import ENV_LOG_FORMAT
 

@@ -20,9 +20,9 @@ import hostile_specs
 from cluster_fixtures import Kubectl, wait_for
 from hostile_pod_templates import GOOD, HARMLESS, REFUSED, template
 from minimal_job import MINIMAL
-from spottrain_api.contract import CapacityType
+from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.crd import CRD_FILE
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.pods import JobRef, build_pod
 

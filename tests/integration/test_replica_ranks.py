@@ -18,7 +18,7 @@ import torch
 from cluster_fixtures import wait_for
 from spottrain.data.audit import read_audit
 from spottrain_agent.replica_store import ReplicaServer, ReplicaStore
-from spottrain_api.contract import HeldShards, ReplicaHolder, ReplicaSettings, ReplicatedStep
+from spottrain_api.contract.replicas import HeldShards, ReplicaHolder, ReplicaSettings, ReplicatedStep
 from trainer_runs import STEPS, Run, assert_succeeded
 
 TOKEN = "secret"

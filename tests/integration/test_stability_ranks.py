@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from spottrain.data.audit import read_audit
-from spottrain_api.contract import FailureReason, LossSpikeConfig, StabilityAction, StabilityConfig
+from spottrain_api.contract.reports import FailureReason
+from spottrain_api.settings.choices import StabilityAction
+from spottrain_api.settings.stability import LossSpikeConfig, StabilityConfig
 from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 
 SPIKE = LossSpikeConfig(factor=5, window=5, action=StabilityAction.SKIP)

@@ -15,7 +15,9 @@ import torch
 
 from cluster_fixtures import wait_for
 from spottrain.data.audit import read_audit
-from spottrain_api.contract import FILE_AT_RISK, CommitRef, DrainRequest, FailureReason, OutcomeKind
+from spottrain_api.contract.configuration import DrainRequest
+from spottrain_api.contract.names import FILE_AT_RISK
+from spottrain_api.contract.reports import CommitRef, FailureReason, OutcomeKind
 from trainer_runs import STEPS, Faults, Run, assert_drained, assert_succeeded
 
 

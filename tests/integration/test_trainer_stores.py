@@ -16,10 +16,10 @@ import pytest
 from cluster_fixtures import wait_for
 from faulty_proxy import FaultyProxy, faulty_proxy
 from object_stores import KEYS, ObjectStore
-from spottrain.checkpoint import Commit
+from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.format.head import HEAD_KEY
 from spottrain.data.audit import read_audit
-from spottrain_api.contract import Failure, FailureReason, OutcomeKind
+from spottrain_api.contract.reports import Failure, FailureReason, OutcomeKind
 from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 
 WORLD_SIZE = 2

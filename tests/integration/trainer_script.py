@@ -20,11 +20,12 @@ from torch import nn  # noqa: E402
 
 import spottrain  # noqa: E402
 from kill_point import KillPoint  # noqa: E402
-from spottrain.checkpoint import open_storage, read_head  # noqa: E402
 from spottrain.checkpoint.format.attempt import Attempt  # noqa: E402
+from spottrain.checkpoint.format.head import read_head  # noqa: E402
 from spottrain.checkpoint.saving.writer import start_writer  # noqa: E402
 from spottrain.checkpoint.stores.file_storage import FileStorage  # noqa: E402
-from spottrain_api.contract import DrainRequest  # noqa: E402
+from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
+from spottrain_api.contract.configuration import DrainRequest  # noqa: E402
 
 torch.set_num_threads(1)
 

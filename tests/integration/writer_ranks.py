@@ -19,8 +19,11 @@ SETTINGS: dict[str, Any] = globals()["RANK_SETTINGS"]
 
 import torch  # noqa: E402
 
-from spottrain.checkpoint import Checkpointer, CheckpointStorage, WriterProcess, open_storage  # noqa: E402
+from spottrain.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from spottrain.checkpoint.errors import CheckpointError, StorageError  # noqa: E402
+from spottrain.checkpoint.saving.writer import WriterProcess  # noqa: E402
+from spottrain.checkpoint.stores.storage import CheckpointStorage  # noqa: E402
+from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
 from spottrain_agent.processes import is_alive  # noqa: E402
 
 URI, ENDPOINT = SETTINGS["uri"], SETTINGS["endpoint_url"]

@@ -11,8 +11,3 @@ It has nodes, pods, agents, ranks and an operator. Only the operator's decisions
 
 All randomness comes from one seed.
 """
-
-from simulation.parts import Node, spec_of
-from simulation.world import World
-
-__all__ = ["Node", "World", "spec_of"]

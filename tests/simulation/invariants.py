@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from spottrain_api.contract import CapacityType, CommitRef, Notice, NoticeKind
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, TimeStatus, TrainingJobStatus
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.notices import Notice, NoticeKind
+from spottrain_api.contract.reports import CommitRef
+from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus, TimeStatus, TrainingJobStatus
 from spottrain_operator.core.model import DeletePod, Observed, Plan
 from spottrain_operator.core.timing import seconds_between
 

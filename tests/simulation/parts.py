@@ -5,18 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from spottrain_api.contract import (
-    TAINT_PREEMPTION,
-    AgentPhase,
-    Assignment,
-    CapacityType,
-    CommitRef,
-    Failure,
-    Notice,
-    Progress,
-    TrainerPhase,
-)
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.contract.assignments import AgentPhase, Assignment, CapacityType
+from spottrain_api.contract.names import TAINT_PREEMPTION
+from spottrain_api.contract.notices import Notice
+from spottrain_api.contract.reports import CommitRef, Failure, Progress, TrainerPhase
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.model import NodeView, PodView
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from simulation.parts import START_SECONDS, STEP_SECONDS, Pod, Ranks, Training, at
-from spottrain_api.contract import AgentPhase, CommitRef, Failure, FailureReason
+from spottrain_api.contract.assignments import AgentPhase
+from spottrain_api.contract.reports import CommitRef, Failure, FailureReason
 
 COMMIT_SECONDS = 0.75
 COMMIT_EVERY = 20

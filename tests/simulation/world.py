@@ -9,16 +9,10 @@ from datetime import datetime
 from simulation.invariants import problems_of
 from simulation.parts import NOT_READY_AFTER, Node, Pod, Ranks, Training, at
 from simulation.trainings import Trainings
-from spottrain_api.contract import (
-    AgentPhase,
-    AgentReport,
-    Assignment,
-    AssignmentAction,
-    CapacityType,
-    Notice,
-    NoticeKind,
-)
-from spottrain_api.v1alpha1 import FINISHED_PHASES, TrainingJobSpec, TrainingJobStatus
+from spottrain_api.contract.assignments import AgentPhase, AgentReport, Assignment, AssignmentAction, CapacityType
+from spottrain_api.contract.notices import Notice, NoticeKind
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
+from spottrain_api.v1alpha1.status import FINISHED_PHASES, TrainingJobStatus
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.model import AnnotatePod, CreatePod, DeletePod, JobView, Observed, ReportView
 from spottrain_operator.core.plan import plan

@@ -8,7 +8,9 @@ import pytest
 from torch import nn
 
 from spottrain.engines.adopted import AdoptedEngine, refuse_unapplied
-from spottrain_api.contract import Batch, DeepSpeedConfig, FsdpConfig, Sharding, TrainerConfig
+from spottrain_api.contract.configuration import TrainerConfig
+from spottrain_api.settings.choices import Sharding
+from spottrain_api.settings.training import Batch, DeepSpeedConfig, FsdpConfig
 
 INSTEAD = {"precision": "theirs", "fsdp": "its plugin"}
 

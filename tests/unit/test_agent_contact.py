@@ -22,7 +22,8 @@ from control_folder import control_folder
 from spottrain_agent import contact, report_rhythm
 from spottrain_agent.control_client import ControlClient
 from spottrain_agent.routes import DEFAULT_REPORT_SECONDS
-from spottrain_api.contract import PATH_ASSIGNMENT, PATH_REPORT, REPORT_SECONDS_HEADER, AgentReport
+from spottrain_api.contract.assignments import AgentReport
+from spottrain_api.contract.names import PATH_ASSIGNMENT, PATH_REPORT, REPORT_SECONDS_HEADER
 
 REPORT = AgentReport(pod="gpt-1", pod_uid="u", rendezvous_port=1, sent_at=datetime(2026, 1, 1, tzinfo=UTC))
 

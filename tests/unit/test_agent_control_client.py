@@ -23,7 +23,8 @@ from spottrain_agent.control_address import ControlAddress
 from spottrain_agent.control_client import HELD_SECONDS, MAX_SAY_AGAIN_SECONDS, ControlClient, Outage
 from spottrain_agent.ports import bind
 from spottrain_agent.routes import DirectRoute
-from spottrain_api.contract import PATH_ASSIGNMENT, PATH_REPORT, AgentReport, Assignment, AssignmentAction
+from spottrain_api.contract.assignments import AgentReport, Assignment, AssignmentAction
+from spottrain_api.contract.names import PATH_ASSIGNMENT, PATH_REPORT
 
 REPORT = AgentReport(pod="gpt-1", pod_uid="u", rendezvous_port=1, sent_at=datetime(2026, 1, 1, tzinfo=UTC))
 

@@ -18,7 +18,10 @@ from full_disk import fill_disk
 from spottrain_agent import generation_run
 from spottrain_agent.generation_run import GenerationRun
 from spottrain_agent.records import WorkerStarted, worker_started_file
-from spottrain_api.contract import DrainRequest, Entrypoint, Progress, progress_file
+from spottrain_api.contract.configuration import DrainRequest
+from spottrain_api.contract.names import progress_file
+from spottrain_api.contract.reports import Progress
+from spottrain_api.settings.entrypoint import Entrypoint
 
 NOW = datetime.now(UTC)
 DRAIN = DrainRequest(reason="ec2: preempt", requested_at=NOW, deadline=NOW + timedelta(hours=1), is_preemption=True)

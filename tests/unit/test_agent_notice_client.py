@@ -16,7 +16,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from spottrain_agent.notice_client import NoticeClient
-from spottrain_api.contract import PATH_NOTICE, NodeWatch, Notice, NoticeList, WatchState, watcher_mark
+from spottrain_api.contract.names import PATH_NOTICE
+from spottrain_api.contract.notices import NodeWatch, Notice, NoticeList, WatchState, watcher_mark
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NOTICE = Notice(id="1", node="n", source="ec2", deadline=NOW, observed_at=NOW)

@@ -23,14 +23,8 @@ from spottrain_agent import report_rhythm
 from spottrain_agent.contact import Contact
 from spottrain_agent.control_client import ControlClient
 from spottrain_agent.routes import BEAT_SECONDS, RefusedError, RelayRoute, UnprovenError
-from spottrain_api.contract import (
-    AgentPhase,
-    AgentReport,
-    Assignment,
-    DrainRequest,
-    Relay,
-    RelayAssignment,
-)
+from spottrain_api.contract.assignments import AgentPhase, AgentReport, Assignment, Relay, RelayAssignment
+from spottrain_api.contract.configuration import DrainRequest
 from spottrain_operator.kube.client import PodIdentity
 
 PODS = [POD, replace(POD, pod="gpt-2", uid="uid-2"), replace(POD, pod="gpt-3", uid="uid-3")]

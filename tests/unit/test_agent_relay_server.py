@@ -16,15 +16,9 @@ from scene import training
 from spottrain_agent import relay as relay_module
 from spottrain_agent import routes
 from spottrain_agent.routes import RefusedError, RelayRoute
-from spottrain_api.contract import (
-    AgentReport,
-    CommitRef,
-    Failure,
-    FailureReason,
-    HeldShards,
-    Progress,
-    Relay,
-)
+from spottrain_api.contract.assignments import AgentReport, Relay
+from spottrain_api.contract.replicas import HeldShards
+from spottrain_api.contract.reports import CommitRef, Failure, FailureReason, Progress
 from spottrain_operator.control_api.report_bounds import MAX_BODY_BYTES, parse_report
 from spottrain_runtime import http_server
 

@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from spottrain_agent.report_rhythm import ReportRhythm
-from spottrain_api.contract import AgentPhase, AgentReport, CommitRef, NodeWatch, Progress, TrainerPhase, WatchState
+from spottrain_api.contract.assignments import AgentPhase, AgentReport
+from spottrain_api.contract.notices import NodeWatch, WatchState
+from spottrain_api.contract.reports import CommitRef, Progress, TrainerPhase
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -9,7 +9,8 @@ import pytest
 
 from spottrain_agent.generation_run import missing_entrypoint
 from spottrain_agent.script import names_session, opens_session
-from spottrain_api.contract import Entrypoint, FailureReason
+from spottrain_api.contract.reports import FailureReason
+from spottrain_api.settings.entrypoint import Entrypoint
 
 SOURCES = [
     pytest.param("import spottrain\nwith spottrain.session(): pass", True, id="plain"),

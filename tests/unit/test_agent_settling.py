@@ -24,7 +24,8 @@ from spottrain_agent.records import (
     worker_started_file,
 )
 from spottrain_agent.verdict import judge
-from spottrain_api.contract import AgentPhase, Entrypoint
+from spottrain_api.contract.assignments import AgentPhase
+from spottrain_api.settings.entrypoint import Entrypoint
 
 
 @dataclass

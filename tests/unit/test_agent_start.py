@@ -19,14 +19,9 @@ from spottrain_agent.agent import Agent
 from spottrain_agent.generation_run import GenerationRun
 from spottrain_agent.ports import ReservedPort
 from spottrain_agent.zygote_process import LAUNCH_ATTEMPTS, spawn_zygote
-from spottrain_api.contract import (
-    AgentPhase,
-    Assignment,
-    AssignmentAction,
-    Entrypoint,
-    Failure,
-    FailureReason,
-)
+from spottrain_api.contract.assignments import AgentPhase, Assignment, AssignmentAction
+from spottrain_api.contract.reports import Failure, FailureReason
+from spottrain_api.settings.entrypoint import Entrypoint
 
 
 async def failure_of_a_start(entrypoint: Entrypoint, folder: Path) -> Failure:

@@ -26,18 +26,11 @@ from spottrain_agent.agent_state import (
     StartGeneration,
     transition,
 )
-from spottrain_api.contract import (
-    AgentPhase,
-    Assignment,
-    AssignmentAction,
-    DrainRequest,
-    Entrypoint,
-    Failure,
-    FailureReason,
-    GenerationAssignment,
-    Notice,
-    NoticeKind,
-)
+from spottrain_api.contract.assignments import AgentPhase, Assignment, AssignmentAction, GenerationAssignment
+from spottrain_api.contract.configuration import DrainRequest
+from spottrain_api.contract.notices import Notice, NoticeKind
+from spottrain_api.contract.reports import Failure, FailureReason
+from spottrain_api.settings.entrypoint import Entrypoint
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FAILURE = Failure(reason=FailureReason.SCRIPT_ERROR, message="ValueError: no")

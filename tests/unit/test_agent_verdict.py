@@ -8,7 +8,8 @@ import pytest
 
 from spottrain_agent.records import LauncherEnded, WorkerEnded, WorkerStarted
 from spottrain_agent.verdict import GenerationObservation, RankObservation, judge, unexplained_end
-from spottrain_api.contract import AgentPhase, CommitRef, Failure, FailureReason, Outcome, OutcomeKind
+from spottrain_api.contract.assignments import AgentPhase
+from spottrain_api.contract.reports import CommitRef, Failure, FailureReason, Outcome, OutcomeKind
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 STARTED = WorkerStarted(pid=1, started_at=NOW)

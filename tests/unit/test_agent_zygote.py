@@ -17,7 +17,7 @@ from spottrain_agent.launcher import LaunchRequest
 from spottrain_agent.processes import Reaper
 from spottrain_agent.zygote import REQUIRED_MODULES, preload
 from spottrain_agent.zygote_process import LaunchFailed, ZygoteProcess, spawn_zygote
-from spottrain_api.contract import Entrypoint
+from spottrain_api.settings.entrypoint import Entrypoint
 
 
 @pytest.mark.parametrize("kind", ["ImportError", "OSError", "AttributeError"])

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from docs.reference_pages import chart, chart_schema
 
-from spottrain_api.contract import CapacityType
+from spottrain_api.contract.assignments import CapacityType
 from spottrain_local.binaries import find_binaries
 from spottrain_local.install import find_helm
 from spottrain_operator.command import main

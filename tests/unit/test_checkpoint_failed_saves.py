@@ -22,7 +22,7 @@ from spottrain.checkpoint.errors import (
 from spottrain.checkpoint.format.head import HEAD_KEY
 from spottrain.checkpoint.stores.storage import Buffer
 from spottrain.world.failures import save_failure
-from spottrain_api.contract import FailureReason
+from spottrain_api.contract.reports import FailureReason
 
 
 class BrokenStorage(MemoryStorage):

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from memory_storage import MemoryStorage
-from spottrain.checkpoint import Checkpointer, Retention
+from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, Fenced
 from spottrain.checkpoint.format.commits import Head
 from spottrain.checkpoint.format.head import HEAD_KEY, fence, read_head
 from spottrain.checkpoint.format.manifest import Manifest, serialise
+from spottrain.checkpoint.saving.retention import Retention
 
 
 def checkpointer(storage: MemoryStorage, generation: int) -> Checkpointer:

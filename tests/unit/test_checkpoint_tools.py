@@ -17,12 +17,13 @@ import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file
 
-from spottrain.checkpoint import CheckpointStorage, Commit, Head
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import StorageUnavailable
 from spottrain.checkpoint.format import manifest
+from spottrain.checkpoint.format.commits import Commit, Head
 from spottrain.checkpoint.format.part_reader import PartReader
 from spottrain.checkpoint.saving.retention import Retention
+from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.recovery.training_state import model_config
 from spottrain_cli.main import main

@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from spottrain_api.contract import CapacityType, Member
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, TrainingJobStatus
+from spottrain_api.contract.assignments import CapacityType, Member
+from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_cli.api_access import UserError
 from spottrain_cli.logs import Follower
 

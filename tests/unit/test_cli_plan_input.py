@@ -11,9 +11,9 @@ import yaml
 from click.testing import CliRunner
 
 from plan_command import deepspeed, in_one_line, run
-from spottrain_api.contract import DeepSpeedConfig
-from spottrain_api.settings import Batch
-from spottrain_api.v1alpha1 import Nodes, OnDemandCapacity, TrainingJobSpec
+from spottrain_api.settings.training import Batch, DeepSpeedConfig
+from spottrain_api.v1alpha1.capacity import Nodes, OnDemandCapacity
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_cli.main import main
 from spottrain_cli.plan import read_job
 

@@ -19,13 +19,7 @@ from kubernetes.client import (
 from rich.console import Console
 
 from job_snapshots import START, at, snapshot
-from spottrain_api.v1alpha1 import (
-    Counts,
-    GenerationState,
-    Phase,
-    ProgressStatus,
-    TrainingJobStatus,
-)
+from spottrain_api.v1alpha1.status import Counts, GenerationState, Phase, ProgressStatus, TrainingJobStatus
 from spottrain_cli.job_view import JobSnapshot, PodSummary, pod_state
 from spottrain_cli.live_view import job_view, loss_text, seconds, sparkline
 from spottrain_cli.main import jobs_table

@@ -17,10 +17,7 @@ from spottrain.recovery.interval import (
     CommitInterval,
 )
 from spottrain.world.failures import UserError, as_user_errors
-from spottrain_api.contract import (
-    Interruptions,
-    TrainerConfig,
-)
+from spottrain_api.contract.configuration import Interruptions, TrainerConfig
 
 TOLD: dict[str, Any] = {"job": "job", "generation": 1, "attemptId": "a", "batch": {"global": 1}}
 

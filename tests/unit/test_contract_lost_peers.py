@@ -9,7 +9,7 @@ import torch.distributed as dist
 from spottrain.world.failures import failure_of
 from spottrain_agent.records import WorkerEnded
 from spottrain_agent.verdict import GenerationObservation, RankObservation, judge
-from spottrain_api.contract import FailureReason
+from spottrain_api.contract.reports import FailureReason
 
 CASES: list[tuple[BaseException, bool]] = [
     (

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from scene import NOW, training_job
-from spottrain_api.contract import LABEL_SHUTDOWN_GRACE, TAINTS, NoticeKind, TaintMeaning, shutdown_grace_seconds
+from spottrain_api.contract.nodes import LABEL_SHUTDOWN_GRACE, TAINTS, TaintMeaning, shutdown_grace_seconds
+from spottrain_api.contract.notices import NoticeKind
 from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.objects.observe import node_view, pod_view
 from spottrain_watcher.kubernetes_signals import node_notices, pod_notices

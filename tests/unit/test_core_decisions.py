@@ -25,14 +25,11 @@ from scene import (
     training_job,
     waiting_job,
 )
-from simulation import spec_of
-from spottrain_api.contract import (
-    AgentPhase,
-    AssignmentAction,
-    NoticeKind,
-    TrainerPhase,
-)
-from spottrain_api.v1alpha1 import Condition, GenerationState, Phase
+from simulation.parts import spec_of
+from spottrain_api.contract.assignments import AgentPhase, AssignmentAction
+from spottrain_api.contract.notices import NoticeKind
+from spottrain_api.contract.reports import TrainerPhase
+from spottrain_api.v1alpha1.status import Condition, GenerationState, Phase
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.model import (
     CreatePod,

@@ -13,11 +13,9 @@ from scene import (
     notice,
     training_job,
 )
-from spottrain_api.contract import (
-    AgentPhase,
-    FailureReason,
-    NoticeKind,
-)
+from spottrain_api.contract.assignments import AgentPhase
+from spottrain_api.contract.notices import NoticeKind
+from spottrain_api.contract.reports import FailureReason
 from spottrain_operator.core.model import DeletePod
 
 

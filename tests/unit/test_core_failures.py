@@ -21,16 +21,9 @@ from scene import (
     training_job,
     waiting_job,
 )
-from spottrain_api.contract import (
-    AgentPhase,
-    AssignmentAction,
-    CheckpointTimings,
-    Failure,
-    FailureReason,
-    Progress,
-    TrainerPhase,
-)
-from spottrain_api.v1alpha1 import Phase
+from spottrain_api.contract.assignments import AgentPhase, AssignmentAction
+from spottrain_api.contract.reports import CheckpointTimings, Failure, FailureReason, Progress, TrainerPhase
+from spottrain_api.v1alpha1.status import Phase
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.model import DeletePod
 

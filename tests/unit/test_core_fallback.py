@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from scene import NOW, Scene, at, pod, training_job, waiting_job
-from spottrain_api.contract import CapacityType
-from spottrain_api.v1alpha1 import Condition, Phase
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.v1alpha1.status import Condition, Phase
 from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway
 from spottrain_operator.core.words.scheduling import UNSEEN
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.facts.folders import folder_of
 from spottrain_operator.core.model import JobView
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from scene import NOW, Scene, commit, starting_job, training
-from spottrain_api.contract import AgentPhase, Progress
-from spottrain_api.v1alpha1 import Phase
+from spottrain_api.contract.assignments import AgentPhase
+from spottrain_api.contract.reports import Progress
+from spottrain_api.v1alpha1.status import Phase
 from spottrain_operator.core.model import Event
 
 URI = "s3://bucket/run"

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from scene import ACTIVE, DRAINING, STOPPING, Change, at, starting_job, training, training_job, waiting_job
-from spottrain_api.contract import AgentPhase, TrainerPhase
-from spottrain_api.v1alpha1 import GenerationState
+from spottrain_api.contract.assignments import AgentPhase
+from spottrain_api.contract.reports import TrainerPhase
+from spottrain_api.v1alpha1.status import GenerationState
 from spottrain_operator.core.model import CreatePod, DeletePod
 
 ENDED_POD: dict[str, Any] = {"phase": "Failed", "ready": False, "exit_code": 1, "exit_reason": "Error"}

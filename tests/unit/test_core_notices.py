@@ -21,12 +21,9 @@ from scene import (
     training_job,
     waiting_job,
 )
-from spottrain_api.contract import (
-    GKE_SPOT,
-    LABEL_SHUTDOWN_GRACE,
-    AgentPhase,
-    NoticeKind,
-)
+from spottrain_api.contract.assignments import AgentPhase
+from spottrain_api.contract.nodes import GKE_SPOT, LABEL_SHUTDOWN_GRACE
+from spottrain_api.contract.notices import NoticeKind
 from spottrain_operator.core.model import CreatePod, DeletePod
 from spottrain_operator.core.timing import DEFAULT_TIMING
 

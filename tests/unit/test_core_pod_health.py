@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from scene import NOW, Change, Scene, at, pod, training_job, waiting_job
-from spottrain_api.contract import CapacityType
-from spottrain_api.v1alpha1 import Condition, Phase
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.v1alpha1.status import Condition, Phase
 from spottrain_operator.core.model import PodView
 from spottrain_operator.objects.observe import pod_view
 

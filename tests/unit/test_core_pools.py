@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from scene import NOW, Scene, at, pod, training_job, waiting_job
-from simulation import spec_of
-from spottrain_api.contract import CapacityType
+from simulation.parts import spec_of
+from spottrain_api.contract.assignments import CapacityType
 from spottrain_operator.core.facts.pools import pool_hash
 from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway, PodView, Refusal
 from spottrain_operator.objects.control_address import ControlAddress

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from scene import ACTIVE, DRAINING, ENDED, NOW, START, Change, Scene, at, commit, notice, pod, training, training_job
-from spottrain_api.contract import AgentPhase, CapacityType, NoticeKind
-from spottrain_api.v1alpha1 import GenerationStatus
+from spottrain_api.contract.assignments import AgentPhase, CapacityType
+from spottrain_api.contract.notices import NoticeKind
+from spottrain_api.v1alpha1.status import GenerationStatus
 from spottrain_operator.core.model import CreatePod, DeletePod, Plan
 from spottrain_operator.core.timing import DEFAULT_TIMING
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from scene import START, Scene, at, failed, pod, training_job, waiting_job
-from spottrain_api.contract import AgentPhase, CapacityType, FailureReason
-from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
+from spottrain_api.contract.assignments import AgentPhase, CapacityType
+from spottrain_api.contract.reports import FailureReason
+from spottrain_api.v1alpha1.status import GenerationState, Phase, TrainingJobStatus
 from spottrain_operator.core.model import CreatePod, DeletePod, Refusal
 
 ON_DEMAND, SPOT = CapacityType.ON_DEMAND, CapacityType.SPOT

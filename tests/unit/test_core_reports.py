@@ -20,24 +20,22 @@ from scene import (
     training_job,
     waiting_job,
 )
-from spottrain_api.contract import (
-    AgentPhase,
-    AssignmentAction,
+from spottrain_api.contract.assignments import AgentPhase, AssignmentAction
+from spottrain_api.contract.configuration import Interruptions, TrainerConfig
+from spottrain_api.contract.replicas import HeldShards, ReplicatedStep
+from spottrain_api.contract.reports import (
     Failure,
     FailureReason,
-    HeldShards,
-    Interruptions,
-    LossSpikeConfig,
     MemoryEstimate,
     Progress,
-    ReplicatedStep,
-    StabilityAction,
-    StabilityConfig,
     StrategyChoice,
-    TrainerConfig,
     TrainerPhase,
 )
-from spottrain_api.v1alpha1 import Checkpoint, GenerationState, TimeStatus, TrainingJobSpec, Transition
+from spottrain_api.settings.choices import StabilityAction
+from spottrain_api.settings.stability import LossSpikeConfig, StabilityConfig
+from spottrain_api.v1alpha1.checkpoint import Checkpoint
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
+from spottrain_api.v1alpha1.status import GenerationState, TimeStatus, Transition
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import MAX_TRANSITIONS

@@ -12,7 +12,8 @@ from datetime import timedelta
 import pytest
 
 from scene import NOW, START, Scene, commit, notice, training, training_job
-from spottrain_api.contract import AgentPhase, Member, NodeWatch, WatchState
+from spottrain_api.contract.assignments import AgentPhase, Member
+from spottrain_api.contract.notices import NodeWatch, WatchState
 from spottrain_operator.core.model import Refusal
 from spottrain_operator.core.timing import DEFAULT_TIMING
 

@@ -14,7 +14,7 @@ from scene import (
     training_job,
     waiting_job,
 )
-from spottrain_api.v1alpha1 import GenerationState, Phase, TrainingJobStatus
+from spottrain_api.v1alpha1.status import GenerationState, Phase, TrainingJobStatus
 from spottrain_operator.core.model import (
     CreatePod,
     DeletePod,

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from scene import Scene, at, notice, starting_job, training, training_job
-from spottrain_api.contract import AgentPhase, NoticeKind, Progress, TrainerPhase
-from spottrain_api.v1alpha1 import GenerationState
+from spottrain_api.contract.assignments import AgentPhase
+from spottrain_api.contract.notices import NoticeKind
+from spottrain_api.contract.reports import Progress, TrainerPhase
+from spottrain_api.v1alpha1.status import GenerationState
 from spottrain_operator.core.timing import DEFAULT_TIMING
 
 

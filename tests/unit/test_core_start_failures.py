@@ -17,7 +17,7 @@ from scene import (
     training_job,
     waiting_job,
 )
-from spottrain_api.v1alpha1 import Condition, Phase
+from spottrain_api.v1alpha1.status import Condition, Phase
 from spottrain_operator.core.model import CreatePod, DeletePod, Plan, PodView
 
 

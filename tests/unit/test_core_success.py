@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from scene import NOW, Change, starting_job, training_job
-from spottrain_api.contract import AgentPhase, AssignmentAction, Progress, TrainerPhase
-from spottrain_api.v1alpha1 import Phase, ProgressStatus
+from spottrain_api.contract.assignments import AgentPhase, AssignmentAction
+from spottrain_api.contract.reports import Progress, TrainerPhase
+from spottrain_api.v1alpha1.status import Phase, ProgressStatus
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.model import DeleteJob, DeletePod
 

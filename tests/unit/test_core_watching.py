@@ -8,8 +8,9 @@ from __future__ import annotations
 import pytest
 
 from scene import ENDED, Scene, training_job
-from spottrain_api.contract import AgentPhase, NodeWatch, WatchState
-from spottrain_api.v1alpha1 import Condition, Phase
+from spottrain_api.contract.assignments import AgentPhase
+from spottrain_api.contract.notices import NodeWatch, WatchState
+from spottrain_api.v1alpha1.status import Condition, Phase
 from spottrain_operator.core.timing import DEFAULT_TIMING
 
 WATCHED = NodeWatch(state=WatchState.WATCHED)

@@ -13,7 +13,7 @@ import yaml
 
 from measured_job import families, metrics_after_a_drain, watcher_metrics
 from prometheus_binaries import find_prometheus
-from spottrain_api.contract import QUIET_REPORT_SECONDS
+from spottrain_api.contract.names import QUIET_REPORT_SECONDS
 
 DASHBOARDS = sorted((Path(__file__).parents[2] / "charts" / "spottrain" / "dashboards").glob("*.json"))
 

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import spottrain
-from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, Progress, TrainerConfig, progress_file
+from spottrain_api.contract.configuration import TrainerConfig
+from spottrain_api.contract.names import ENV_RUN_DIR, FILE_RUN, progress_file
+from spottrain_api.contract.reports import Progress
 
 pytestmark = pytest.mark.usefixtures("world_of_its_own")
 

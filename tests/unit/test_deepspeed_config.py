@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from spottrain.data.batch import BatchPlan
-from spottrain.engines import EngineConfig, choose_engine
+from spottrain.engines.choice import choose_engine
 from spottrain.engines.deepspeed_config import merged_config
-from spottrain_api.contract import DeepSpeedConfig
+from spottrain.engines.engine import EngineConfig
+from spottrain_api.settings.training import DeepSpeedConfig
 
 
 def config(

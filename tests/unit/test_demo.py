@@ -25,7 +25,7 @@ from rich.console import Console
 from distribution import ROOT, build_wheel
 from job_snapshots import START, snapshot
 from spottrain.data.audit import Audit, AuditHeader
-from spottrain_api.v1alpha1 import Phase, ProgressStatus, TrainingJobStatus, Transition
+from spottrain_api.v1alpha1.status import Phase, ProgressStatus, TrainingJobStatus, Transition
 from spottrain_cli.job_view import JobSnapshot
 
 

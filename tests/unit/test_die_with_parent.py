@@ -10,7 +10,7 @@ import pytest
 
 from spottrain_agent import zygote
 from spottrain_agent.launcher import LaunchRequest
-from spottrain_api.contract import Entrypoint
+from spottrain_api.settings.entrypoint import Entrypoint
 from spottrain_runtime.processes import die_with_parent
 
 ALIVE = 7

@@ -22,8 +22,9 @@ import yaml
 
 from spottrain.data.audit import AuditHeader, AuditRecord, AuditWriter
 from spottrain.data.order import DataOrder
-from spottrain_api.contract import KIND, reasons
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.contract import reasons
+from spottrain_api.contract.names import KIND
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_local.address import MAX_NODES
 from spottrain_local.spec import DEFAULT_SPEC, load_spec
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from spottrain.data.batch import BatchPlan
-from spottrain.engines import EngineConfig
+from spottrain.engines.engine import EngineConfig
 from spottrain.engines.fsdp import FsdpEngine, kept_whole
 from spottrain.world.failures import UserError
 

@@ -17,9 +17,10 @@ import pytest
 from field_steps import Field, Step, fields
 from field_values import BROKEN_RULES, INSTEAD, OTHER, spec_schema
 from operator_world import KEY, CrashingCluster
-from spottrain_api.contract import LABEL_TEMPLATE_HASH
+from spottrain_api.contract.names import LABEL_TEMPLATE_HASH
+from spottrain_api.settings.training import TrainingSettings
 from spottrain_api.tolerant import dotted
-from spottrain_api.v1alpha1 import Network, TrainingSettings
+from spottrain_api.v1alpha1.pod_template import Network
 from spottrain_operator.objects.observe import job_view
 from spottrain_operator.objects.pods import template_hash
 from training_world import TrainingWorld

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import spottrain
-from spottrain.checkpoint import open_storage, read_head
+from spottrain.checkpoint.format.head import read_head
+from spottrain.checkpoint.stores.uri import open_storage
 from staging_memory import staging_memory
 
 WIDTH = 64

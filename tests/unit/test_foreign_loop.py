@@ -15,7 +15,9 @@ from torch import nn
 import spottrain
 from spottrain.adapters.accelerate import AcceleratedLoop
 from spottrain.loop.foreign_loop import ForeignLoop
-from spottrain_api.contract import Progress, StabilityAction, StabilityConfig
+from spottrain_api.contract.reports import Progress
+from spottrain_api.settings.choices import StabilityAction
+from spottrain_api.settings.stability import StabilityConfig
 
 pytestmark = pytest.mark.usefixtures("world_of_its_own")
 

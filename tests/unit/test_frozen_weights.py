@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from memory_storage import MemoryStorage
-from spottrain.checkpoint import Checkpointer, CorruptCheckpoint, Retention
-from spottrain.checkpoint.errors import FrozenWeightsGone, StorageUnavailable
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.errors import CorruptCheckpoint, FrozenWeightsGone, StorageUnavailable
 from spottrain.checkpoint.format.commits import Head
 from spottrain.checkpoint.format.head import HEAD_KEY, fence, read_head
 from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX
-from spottrain.checkpoint.saving.retention import clean_up
+from spottrain.checkpoint.saving.retention import Retention, clean_up
 from spottrain.checkpoint.stores.storage import Buffer
 from staging_memory import staging_memory
 

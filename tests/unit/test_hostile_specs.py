@@ -22,10 +22,13 @@ from rich.console import Console
 from hostile_pod_templates import volume
 from hostile_specs import MEGABYTE, SHOWN
 from operator_world import BEGIN, KEY, CrashingCluster, World, job
-from spottrain_api.contract import LABEL_CAPACITY_TYPE, CapacityType
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.names import LABEL_CAPACITY_TYPE
 from spottrain_api.crd import CRD_FILE
 from spottrain_api.tolerant import read_known
-from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus, too_large
+from spottrain_api.v1alpha1.free_form import too_large
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
+from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import job_view
 from spottrain_cli.report import html_report

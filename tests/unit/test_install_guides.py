@@ -22,7 +22,7 @@ import pytest
 import yaml
 from botocore import xform_name
 
-from spottrain_api.contract import KIND
+from spottrain_api.contract.names import KIND
 from spottrain_local.binaries import find_binaries
 from spottrain_local.install import find_helm
 

@@ -12,7 +12,7 @@ import torch
 
 from spottrain.world.failures import UserError
 from spottrain.world.launch import PROCESS_GROUP_TIMEOUT, Launch, join_world, process_started_at
-from spottrain_api.contract import FILE_RUN
+from spottrain_api.contract.names import FILE_RUN
 
 
 def read_config(run_dir: Path | None) -> None:

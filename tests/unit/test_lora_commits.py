@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lora_runs import ADAPTER_AND_OPTIMIZER_BYTES, LAYERS, WIDTH, adapted, committed_bytes, train
-from spottrain.checkpoint import Checkpointer, open_storage, read_head
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.loading.export import export
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.engines.model_state import model_state
 from spottrain.recovery.peft_adapters import peft_adapters
 

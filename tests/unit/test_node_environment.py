@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain_api.contract import SERVICEACCOUNT_DIR
+from spottrain_api.contract.names import SERVICEACCOUNT_DIR
 from spottrain_local.node.cluster_objects import Token, TokenRequest
 from spottrain_local.node.config import NodeConfig
 from spottrain_local.node.containers import ContainerConfigError, ContainerRun, Mount, PodSandbox

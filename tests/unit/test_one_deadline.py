@@ -24,7 +24,9 @@ from spottrain_agent.agent_state import (
     SigtermReceived,
     transition,
 )
-from spottrain_api.contract import TAINT_PREEMPTION, AgentPhase, Notice, NoticeKind
+from spottrain_api.contract.assignments import AgentPhase
+from spottrain_api.contract.names import TAINT_PREEMPTION
+from spottrain_api.contract.notices import Notice, NoticeKind
 from spottrain_watcher.kubernetes_signals import node_notices, pod_notices
 from spottrain_watcher.ledger import Ledger
 

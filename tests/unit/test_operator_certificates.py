@@ -23,15 +23,8 @@ from aiohttp.test_utils import TestServer
 from control_folder import control_folder
 from memory_cluster import MemoryCluster
 from spottrain_agent.control_client import ControlClient
-from spottrain_api.contract import (
-    FILE_CONTROL_CA,
-    FILE_CONTROL_URL,
-    PATH_ASSIGNMENT,
-    PATH_REPORT,
-    AgentReport,
-    Assignment,
-    AssignmentAction,
-)
+from spottrain_api.contract.assignments import AgentReport, Assignment, AssignmentAction
+from spottrain_api.contract.names import FILE_CONTROL_CA, FILE_CONTROL_URL, PATH_ASSIGNMENT, PATH_REPORT
 from spottrain_operator.control_api.certificate_keeper import (
     SECRET_NAME,
     CertificateKeeper,

@@ -15,7 +15,8 @@ import yaml
 from click.testing import CliRunner
 
 from spottrain_api import crd
-from spottrain_api.contract import (
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.names import (
     ANNOTATION_WATCHED,
     CONTROL_PORT,
     ENV_CONTROL_URL,
@@ -25,10 +26,9 @@ from spottrain_api.contract import (
     HEALTH_PORT,
     LABEL_LEADER,
     METRICS_PORT,
-    SPOT_LABELS,
-    CapacityType,
 )
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.contract.nodes import SPOT_LABELS
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_local.binaries import find_binaries
 from spottrain_operator.command import main
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME

@@ -23,7 +23,7 @@ from jwt.algorithms import ECAlgorithm
 
 from memory_cluster import MemoryCluster
 from pod_tokens import SigningIssuer
-from spottrain_api.contract import TOKEN_AUDIENCE
+from spottrain_api.contract.names import TOKEN_AUDIENCE
 from spottrain_operator.control_api.cluster_keys import (
     KEYS_SECONDS,
     LEEWAY_SECONDS,

@@ -22,7 +22,10 @@ from control_folder import control_folder
 from pod_tokens import pod_token
 from raw_requests import answer as raw_answer
 from spottrain_agent.control_client import ControlClient
-from spottrain_api.contract import TOKEN_AUDIENCE, Assignment, AssignmentAction, DrainRequest, clock_offset
+from spottrain_api.contract.assignments import Assignment, AssignmentAction
+from spottrain_api.contract.clocks import clock_offset
+from spottrain_api.contract.configuration import DrainRequest
+from spottrain_api.contract.names import TOKEN_AUDIENCE
 from spottrain_operator.control_api.agents import DEAD_BEFORE_CLOSED_SECONDS, ReportBox
 from spottrain_operator.control_api.observability import metrics_application
 from spottrain_operator.control_api.server import REFUSALS_BURST

@@ -17,15 +17,10 @@ import pytest
 from control_api_setup import AUTHORIZED, AUTHORIZED_ANEW, JOB, NOW, POD, TOKEN, Setup, report, running, served
 from control_folder import control_folder
 from spottrain_agent.control_client import ControlClient
-from spottrain_api.contract import (
-    REPORT_SECONDS_HEADER,
-    AgentPhase,
-    CommitRef,
-    Failure,
-    FailureReason,
-    Notice,
-    Progress,
-)
+from spottrain_api.contract.assignments import AgentPhase
+from spottrain_api.contract.names import REPORT_SECONDS_HEADER
+from spottrain_api.contract.notices import Notice
+from spottrain_api.contract.reports import CommitRef, Failure, FailureReason, Progress
 from spottrain_operator.control_api import server
 from spottrain_operator.control_api.agents import LeastDelay, ReportBox
 from spottrain_operator.control_api.report_bounds import parse_report

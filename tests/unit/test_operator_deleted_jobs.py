@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from operator_world import KEY, CrashingCluster, World, job
-from spottrain_api.contract import AssignmentAction
+from spottrain_api.contract.assignments import AssignmentAction
 from spottrain_operator.kube.client import JobKey
 
 

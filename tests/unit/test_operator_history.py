@@ -13,7 +13,7 @@ import pytest
 
 from memory_cluster import MemoryCluster
 from spottrain_api.history import HISTORY_FIELD, MAX_POINTS, HistoryPoint
-from spottrain_api.v1alpha1 import Phase, ProgressStatus, TrainingJobStatus
+from spottrain_api.v1alpha1.status import Phase, ProgressStatus, TrainingJobStatus
 from spottrain_operator.kube.client import ClusterError, JobKey, Manifest
 from spottrain_operator.objects.history import HistoryKeeper
 

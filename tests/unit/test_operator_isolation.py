@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from operator_world import KEY, CrashingCluster, World, job
-from spottrain_api.contract import LABEL_JOB_UID
+from spottrain_api.contract.names import LABEL_JOB_UID
 from spottrain_operator.kube.client import ForbiddenError, Manifest
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from scene import notice, pod
-from simulation import spec_of
-from spottrain_api.contract import ANNOTATION_NOTICE, GKE_SPOT, TAINT_PREEMPTION, CapacityType
+from simulation.parts import spec_of
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.names import ANNOTATION_NOTICE, TAINT_PREEMPTION
+from spottrain_api.contract.nodes import GKE_SPOT
 from spottrain_operator.core.model import KeptAway
 from spottrain_operator.kube.client import Manifest
 from spottrain_operator.objects.kept_away import kept_away, node_indices

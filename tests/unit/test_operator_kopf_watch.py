@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 
 from memory_cluster import MemoryCluster
 from operator_world import KEY, job
-from spottrain_api.contract import GROUP, PLURAL, VERSION
+from spottrain_api.contract.names import GROUP, PLURAL, VERSION
 from spottrain_operator.kube import kopf_watch
 from spottrain_operator.kube.client import ExpiredError, Kind
 from spottrain_operator.kube.kopf_watch import LISTED, JobEvents, KopfWatch

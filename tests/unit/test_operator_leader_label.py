@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from memory_cluster import MemoryCluster
-from spottrain_api.contract import LABEL_LEADER
+from spottrain_api.contract.names import LABEL_LEADER
 from spottrain_operator.kube.client import ClusterError
 from spottrain_operator.kube.leader_label import LeaderLabel
 

@@ -12,7 +12,7 @@ import pytest
 
 from operator_world import KEY
 from running_operator import LeaseAway, Running, begin, settings_of
-from spottrain_api.contract import AgentPhase
+from spottrain_api.contract.assignments import AgentPhase
 from spottrain_operator import process
 from spottrain_operator.clock import SteadyClock
 from spottrain_operator.core.model import DeletePod, Observed, Plan

@@ -9,8 +9,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from scene import training_job
-from spottrain_api.contract import AgentPhase, AgentReport, CapacityType, CommitRef, Member, Progress, TrainerPhase
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, TrainingJobStatus
+from spottrain_api.contract.assignments import AgentPhase, AgentReport, CapacityType, Member
+from spottrain_api.contract.reports import CommitRef, Progress, TrainerPhase
+from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus, TrainingJobStatus
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.report_bounds import parse_report
 from spottrain_operator.core.assignments import assignments_for

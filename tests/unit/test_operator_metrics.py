@@ -25,8 +25,9 @@ from measured_job import (
     watcher_metrics,
 )
 from prometheus_binaries import find_prometheus
-from spottrain_api.contract import CapacityType, Member, NodeWatch, NoticeKind, WatchState
-from spottrain_api.v1alpha1 import CostStatus, GenerationState, Phase, TrainingJobStatus, Transition
+from spottrain_api.contract.assignments import CapacityType, Member
+from spottrain_api.contract.notices import NodeWatch, NoticeKind, WatchState
+from spottrain_api.v1alpha1.status import CostStatus, GenerationState, Phase, TrainingJobStatus, Transition
 from spottrain_operator import process
 from spottrain_operator.core.model import NodeView, ReportView
 from spottrain_operator.job_families import JOB

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from operator_world import KEY, CrashingCluster, World, job
-from spottrain_api.contract import AssignmentAction
+from spottrain_api.contract.assignments import AssignmentAction
 
 UNKNOWN: dict[str, Any] = {"colour": "red"}
 # Required, so that no default can stand for it.

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_WATCHER, CapacityType, Notice
-from spottrain_api.v1alpha1 import TrainingJobStatus
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.names import ANNOTATION_NOTICE, ANNOTATION_WATCHER
+from spottrain_api.contract.notices import Notice
+from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.objects.observe import (
     NotUnderstoodError,
     job_view,

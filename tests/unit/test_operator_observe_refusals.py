@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.model import JobView
 from spottrain_operator.kube.client import ForbiddenError, InvalidObjectError
 from spottrain_operator.objects.observe import (

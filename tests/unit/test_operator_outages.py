@@ -12,7 +12,7 @@ import pytest
 from operator_world import KEY, older_definition
 from running_operator import SYSTEM, LeaseAway, Running, begin, settings_of
 from spottrain_api import crd
-from spottrain_api.contract import TAINT_PREEMPTION
+from spottrain_api.contract.names import TAINT_PREEMPTION
 from spottrain_operator import process
 from spottrain_operator.controller import PLACES, Priority
 from spottrain_operator.core.model import Observed, Plan

@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minimal_job import MINIMAL
-from spottrain_api.contract import ENV_CONTROL_DIR, CapacityType
-from spottrain_api.v1alpha1 import Network, TrainingJobSpec
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.names import ENV_CONTROL_DIR
+from spottrain_api.v1alpha1.pod_template import Network
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.pods import JobRef, build_pod
 from spottrain_runtime.quantity import parse_quantity

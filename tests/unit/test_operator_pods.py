@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain_api.contract import (
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.names import (
     ENV_CONTROL_DIR,
     ENV_POD_UID,
     ENV_WATCHER_PORT,
     LABEL_CAPACITY_TYPE,
     LABEL_JOB_UID,
-    SPOT_LABELS,
-    CapacityType,
 )
-from spottrain_api.v1alpha1 import PoolProvider, TrainingJobSpec
+from spottrain_api.contract.nodes import SPOT_LABELS
+from spottrain_api.v1alpha1.capacity import PoolProvider
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.placement import Site
 from spottrain_operator.objects.pods import JobRef, build_pod, template_hash

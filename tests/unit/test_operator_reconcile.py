@@ -15,7 +15,8 @@ import pytest
 
 from memory_cluster import MemoryCluster
 from operator_world import KEY, LAST_STEP, CrashingCluster, World, job
-from spottrain_api.contract import ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION, AssignmentAction
+from spottrain_api.contract.assignments import AssignmentAction
+from spottrain_api.contract.names import ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION
 from spottrain_operator.kube.client import ClusterError, Kind, Manifest
 from spottrain_operator.objects.watched_cluster import OnChange, WatchedCluster
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from operator_world import KEY, CrashingCluster, World, job
-from spottrain_api.contract import LABEL_CAPACITY_TYPE, TAINT_PREEMPTION, CapacityType
-from spottrain_api.v1alpha1 import Network
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.names import LABEL_CAPACITY_TYPE, TAINT_PREEMPTION
+from spottrain_api.v1alpha1.pod_template import Network
 from spottrain_operator.kube.client import ClusterError, ForbiddenError, InvalidObjectError, Manifest
 
 WEBHOOK = InvalidObjectError('admission webhook "policy.example.com" denied the request: no team label')

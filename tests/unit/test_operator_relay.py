@@ -12,7 +12,14 @@ import pytest
 
 from control_api_setup import AUTHORIZED, JOB, NOW, POD, WAIT, Setup, report, running, served
 from scene import training_job
-from spottrain_api.contract import AgentPhase, AgentReport, Assignment, Relay, RelayAssignment, RelayReport
+from spottrain_api.contract.assignments import (
+    AgentPhase,
+    AgentReport,
+    Assignment,
+    Relay,
+    RelayAssignment,
+    RelayReport,
+)
 from spottrain_operator.control_api.agents import DEAD_BEFORE_CLOSED_SECONDS
 from spottrain_operator.core.assignments import assignment_for, relays_for
 from spottrain_operator.core.timing import DEFAULT_TIMING

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from memory_cluster import MemoryCluster
-from spottrain_api.contract import ANNOTATION_WATCHED
+from spottrain_api.contract.names import ANNOTATION_WATCHED
 from spottrain_operator.kube.client import ClusterError, Manifest
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
 from spottrain_operator.kube.led_namespaces import LedNamespaces

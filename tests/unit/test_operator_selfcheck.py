@@ -12,7 +12,7 @@ from urllib.error import HTTPError
 import pytest
 
 from spottrain_api import crd
-from spottrain_api.contract import SPOT_LABELS
+from spottrain_api.contract.nodes import SPOT_LABELS
 from spottrain_operator import selfcheck
 from spottrain_operator.objects.definitions import crd_problem
 from spottrain_operator.rights import asked, questions

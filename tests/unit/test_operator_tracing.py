@@ -21,8 +21,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from scene import NOW, Scene, notice, training_job
-from spottrain_api.contract import CommitRef, NoticeKind
-from spottrain_api.v1alpha1 import GenerationState, TrainingJobStatus, Transition
+from spottrain_api.contract.notices import NoticeKind
+from spottrain_api.contract.reports import CommitRef
+from spottrain_api.v1alpha1.status import GenerationState, TrainingJobStatus, Transition
 from spottrain_operator.core.model import Observed
 from spottrain_operator.kube.client import JobKey
 from spottrain_operator.tracing import (

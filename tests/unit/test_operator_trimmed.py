@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spottrain_api.contract import (
+from spottrain_api.contract.names import (
     ANNOTATION_DO_NOT_DISRUPT,
     ANNOTATION_NOTICE,
     ANNOTATION_POOL,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION
+from spottrain_api.contract.names import ANNOTATION_NOTICE, ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION
 from spottrain_operator.controller import Priority
 from spottrain_operator.kube.cache import Change
 from spottrain_operator.kube.client import JobKey, Kind, Manifest

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from memory_cluster import MemoryCluster
-from spottrain_api.contract import LABEL_JOB
+from spottrain_api.contract.names import LABEL_JOB
 from spottrain_operator.kube import watch_client
 from spottrain_operator.kube.client import ClusterError, JobKey, Kind, Manifest
 from spottrain_operator.kube.watch_client import KubernetesWatch

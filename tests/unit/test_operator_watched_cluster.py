@@ -14,8 +14,9 @@ import pytest
 
 from memory_cluster import MemoryCluster
 from operator_world import KEY, job
-from spottrain_api.contract import LABEL_JOB, LABEL_JOB_UID, CapacityType
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.names import LABEL_JOB, LABEL_JOB_UID
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.kube.cache import Change
 from spottrain_operator.kube.client import (
     AlreadyExistsError,

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, SequentialLR
 
 from one_rank_runs import STEPS, train
-from spottrain.checkpoint import UnsupportedState
+from spottrain.checkpoint.errors import UnsupportedState
 from spottrain.engines.deepspeed_state import ZeroState
 from spottrain.engines.native import load_named_state, named_state
 from spottrain.schedules import warmup_cosine

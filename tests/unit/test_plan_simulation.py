@@ -12,9 +12,11 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from simulation import Node, World, spec_of
-from spottrain_api.contract import CapacityType, CommitRef
-from spottrain_api.v1alpha1 import Phase
+from simulation.parts import Node, spec_of
+from simulation.world import World
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.reports import CommitRef
+from spottrain_api.v1alpha1.status import Phase
 
 pytestmark = pytest.mark.no_cover
 

@@ -18,8 +18,10 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from lora_runs import ADAPTER_AND_OPTIMIZER_BYTES, LAYERS, WIDTH, adapted, committed_bytes, train, whole
-from spottrain.checkpoint import UnsupportedState, open_storage, read_head
+from spottrain.checkpoint.errors import UnsupportedState
+from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.loading.export import export
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.engines.auto import facts_of
 from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.model_state import frozen_names, load_model_state, model_state

@@ -16,19 +16,13 @@ from docs.reference_pages import GENERATORS, MARKER, chart, environment, point_t
 from docs.reference_pages.trainingjob import anchor
 
 import spottrain
-from spottrain_api import contract
-from spottrain_api.contract import (
-    Cause,
-    ConditionReason,
-    ConditionType,
-    EndReason,
-    EventReason,
-    FailureReason,
-    WaitingReason,
-)
+from spottrain_api.contract import names, nodes
+from spottrain_api.contract.causes import Cause
+from spottrain_api.contract.conditions import ConditionReason, ConditionType, EndReason, EventReason, WaitingReason
 from spottrain_api.contract.nodes import TAINTS
 from spottrain_api.contract.reasons import CAUSES, CONDITIONS, EVENTS, FAILURES, PHASES, WAITING
-from spottrain_api.v1alpha1 import Phase
+from spottrain_api.contract.reports import FailureReason
+from spottrain_api.v1alpha1.status import Phase
 from spottrain_cli.main import main
 from spottrain_local.spec import NodePool, TaintSpec
 from spottrain_operator.metrics import Metrics
@@ -137,9 +131,10 @@ def is_environment(node: ast.expr) -> bool:
 def test_every_label_annotation_and_taint() -> None:
     page = GENERATORS["names"]()
     assert [taint for taint in TAINTS if f"`{taint}`" not in GENERATORS["taints"]()] == []
-    constants = [name for name in vars(contract) if name.startswith(("LABEL_", "ANNOTATION_", "TAINT_"))]
-    assert len(constants) > 6
-    assert [name for name in constants if f"`{getattr(contract, name)}`" not in page] == []
+    constants = vars(names) | vars(nodes)
+    found = {name: value for name, value in constants.items() if name.startswith(("LABEL_", "ANNOTATION_", "TAINT_"))}
+    assert len(found) > 6
+    assert [name for name, value in found.items() if f"`{value}`" not in page] == []
 
 
 def test_every_member_of_the_enumerations_has_a_meaning() -> None:

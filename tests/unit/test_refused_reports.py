@@ -15,18 +15,11 @@ import pytest
 from control_api_setup import AUTHORIZED, JOB, NOW, POD, Setup, report, running, served
 from operator_world import KEY, CrashingCluster, World, job
 from scene import Scene, training, training_job
-from spottrain_api.contract import (
-    MAX_INTEGER,
-    AgentReport,
-    Failure,
-    FailureReason,
-    MemoryEstimate,
-    Progress,
-    RelayReport,
-    StrategyChoice,
-)
+from spottrain_api.contract.assignments import AgentReport, RelayReport
+from spottrain_api.contract.message import MAX_INTEGER
+from spottrain_api.contract.reports import Failure, FailureReason, MemoryEstimate, Progress, StrategyChoice
 from spottrain_api.history import HistoryPoint
-from spottrain_api.v1alpha1 import TrainingJobStatus
+from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.control_api.server import REFUSALS_BURST
 from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.kube.client import PodIdentity

@@ -18,27 +18,19 @@ import pytest
 import torch
 
 from memory_storage import MemoryStorage
-from simulation import spec_of
-from spottrain.checkpoint import Checkpointer, CorruptCheckpoint, Replicas, StorageDenied, StorageUnavailable
-from spottrain.checkpoint.errors import ObjectNotFound
+from simulation.parts import spec_of
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound, StorageDenied, StorageUnavailable
 from spottrain.checkpoint.peers import replica_client
 from spottrain.checkpoint.peers.replica_client import ReplicaClient
+from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain_agent import replica_store
 from spottrain_agent.replica_store import ReplicaServer, ReplicaStore
-from spottrain_api.contract import (
-    AgentPhase,
-    AgentReport,
-    CapacityType,
-    CommitRef,
-    GenerationAssignment,
-    HeldShards,
-    Member,
-    ReplicaHolder,
-    ReplicaSettings,
-    ReplicatedStep,
-    TrainerConfig,
-)
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, TrainingJobStatus
+from spottrain_api.contract.assignments import AgentPhase, AgentReport, CapacityType, GenerationAssignment, Member
+from spottrain_api.contract.configuration import TrainerConfig
+from spottrain_api.contract.replicas import HeldShards, ReplicaHolder, ReplicaSettings, ReplicatedStep
+from spottrain_api.contract.reports import CommitRef
+from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus, TrainingJobStatus
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.facts.replicas import newest_replicated_step
 from spottrain_operator.core.facts.situation import Situation

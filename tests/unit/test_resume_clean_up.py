@@ -12,7 +12,8 @@ from torch import nn
 
 import spottrain
 from cluster_fixtures import wait_for
-from spottrain.checkpoint import open_storage, read_head
+from spottrain.checkpoint.format.head import read_head
+from spottrain.checkpoint.stores.uri import open_storage
 
 pytestmark = pytest.mark.usefixtures("world_of_its_own")
 

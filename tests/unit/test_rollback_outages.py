@@ -14,10 +14,13 @@ import torch
 from torch import nn
 
 import spottrain
-from spottrain.checkpoint import Head, StorageUnavailable, open_storage, read_head
-from spottrain.checkpoint.format.head import fence
+from spottrain.checkpoint.errors import StorageUnavailable
+from spottrain.checkpoint.format.commits import Head
+from spottrain.checkpoint.format.head import fence, read_head
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.recovery import store_retries
-from spottrain_api.contract import StabilityAction, StabilityConfig
+from spottrain_api.settings.choices import StabilityAction
+from spottrain_api.settings.stability import StabilityConfig
 
 pytestmark = pytest.mark.usefixtures("world_of_its_own")
 

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, Batch, TrainerConfig
+from spottrain_api.contract.configuration import TrainerConfig
+from spottrain_api.contract.names import ENV_RUN_DIR, FILE_RUN
+from spottrain_api.settings.training import Batch
 
 RANK = """
 import pathlib, sys
 from spottrain_agent.worker import Console, run_worker
-from spottrain_api.contract import Entrypoint
+from spottrain_api.settings.entrypoint import Entrypoint
 folder = pathlib.Path(sys.argv[1])
 program = Entrypoint(script=str(folder / "train.py"), args=(str(folder),))
 run_worker(program, folder, Console.redirect(folder / "torchrun.log"))

@@ -20,7 +20,7 @@ from benchmarks.scale.kubelets import RunningPod
 
 from control_api_setup import JOB, POD, WAIT, Setup, running, served
 from control_folder import control_folder
-from spottrain_api.contract import AgentPhase, AgentReport, Assignment
+from spottrain_api.contract.assignments import AgentPhase, AgentReport, Assignment
 
 PODS = [POD, *(replace(POD, pod=f"gpt-{number}", uid=f"uid-{number}") for number in (2, 3, 4))]
 

@@ -15,7 +15,9 @@ from spottrain.checkpoint.format import codec
 from spottrain.loop.stability import MAX_SKIPPED_IN_A_ROW, StabilityGuard, StepDecision
 from spottrain.schedules import Schedule, warmup_cosine, warmup_stable_decay
 from spottrain.world.failures import UserError
-from spottrain_api.contract import FailureReason, LossSpikeConfig, StabilityAction, StabilityConfig
+from spottrain_api.contract.reports import FailureReason
+from spottrain_api.settings.choices import StabilityAction
+from spottrain_api.settings.stability import LossSpikeConfig, StabilityConfig
 
 SKIP, ROLLBACK, FAIL = StabilityAction.SKIP, StabilityAction.ROLLBACK, StabilityAction.FAIL
 

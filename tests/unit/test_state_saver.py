@@ -13,14 +13,16 @@ import pytest
 import torch
 
 from memory_storage import MemoryStorage
-from spottrain.checkpoint import Checkpointer, Retention
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.stores.storage import Buffer
 from spottrain.recovery.interval import CommitInterval
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.saver import StateSaver
 from spottrain.recovery.schedule import CheckpointSchedule
 from spottrain.world.progress import ProgressReporter
-from spottrain_api.contract import FailureReason, Interruptions
+from spottrain_api.contract.configuration import Interruptions
+from spottrain_api.contract.reports import FailureReason
 
 STATE = cast(Any, SimpleNamespace(tensors=lambda: {"w": torch.ones(3)}, frozen=set, extra=dict))
 

@@ -15,13 +15,16 @@ import torch.distributed as dist
 from torch import nn
 
 import spottrain
-from spottrain.checkpoint import open_storage, read_head
 from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.format.head import read_head
+from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.data.batch import BatchPlan
 from spottrain.engines.auto import Machine, applied, choose_automatically, facts_of, least_of_all
 from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.engine import EngineConfig
-from spottrain_api.contract import DeepSpeedConfig, FsdpConfig, MemoryEstimate, Sharding, StrategyChoice
+from spottrain_api.contract.reports import MemoryEstimate, StrategyChoice
+from spottrain_api.settings.choices import Sharding
+from spottrain_api.settings.training import DeepSpeedConfig, FsdpConfig
 from spottrain_planner.memory_estimate import GIB, ModelFacts
 
 CPU = torch.device("cpu")

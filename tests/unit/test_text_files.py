@@ -14,8 +14,8 @@ import demo.__main__
 import pytest
 from demo.__main__ import save_report
 
-from spottrain_api.contract import Failure, FailureReason
-from spottrain_api.v1alpha1 import TrainingJobStatus
+from spottrain_api.contract.reports import Failure, FailureReason
+from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.model_facts import read_config
 from spottrain_local.layout import write_atomically

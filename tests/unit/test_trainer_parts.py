@@ -29,22 +29,18 @@ from full_disk import NO_SPACE, fill_disk
 from spottrain.checkpoint.errors import CredentialsMissing, Fenced, StorageDenied, StorageUnavailable
 from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan
-from spottrain.engines import EngineConfig, MakeOptimizer, choose_engine
+from spottrain.engines.choice import choose_engine
 from spottrain.engines.ddp import DdpEngine
+from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.loop.step import LossMeter, Step
 from spottrain.world.drain import DrainFlag
 from spottrain.world.failures import Drained, UserError, as_user_errors, failure_of, start_error
 from spottrain.world.progress import ProgressReporter
 from spottrain.world.stop_agreement import Ballot, Decision, StopAgreement
-from spottrain_api.contract import (
-    DrainRequest,
-    FailureReason,
-    FsdpConfig,
-    Outcome,
-    OutcomeKind,
-    Sharding,
-    TrainerConfig,
-)
+from spottrain_api.contract.configuration import DrainRequest, TrainerConfig
+from spottrain_api.contract.reports import FailureReason, Outcome, OutcomeKind
+from spottrain_api.settings.choices import Sharding
+from spottrain_api.settings.training import FsdpConfig
 
 CPU = EngineConfig(device=torch.device("cpu"), plan=BatchPlan(global_batch=1, micro_batch=1, world_size=1))
 TOLD: dict[str, Any] = {"job": "job", "generation": 1, "attemptId": "a", "batch": {"global": 1}}

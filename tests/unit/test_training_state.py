@@ -19,11 +19,12 @@ from torch.optim.lr_scheduler import (
 
 import spottrain
 from one_rank_runs import STEPS, train
-from spottrain.checkpoint import UnsupportedState
+from spottrain.checkpoint.errors import UnsupportedState
 from spottrain.engines.buffers import check_buffers
 from spottrain.schedules import warmup_cosine
 from spottrain.world.failures import UserError
-from spottrain_api.contract import StabilityAction, StabilityConfig
+from spottrain_api.settings.choices import StabilityAction
+from spottrain_api.settings.stability import StabilityConfig
 
 pytestmark = pytest.mark.usefixtures("world_of_its_own")
 

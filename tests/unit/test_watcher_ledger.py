@@ -10,14 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain_api.contract import (
-    ANNOTATION_NOTICE,
-    ANNOTATION_WATCHER,
-    POD_NOTICE_PREFIX,
-    TAINT_PREEMPTION,
-    Notice,
-    NoticeKind,
-)
+from spottrain_api.contract.names import ANNOTATION_NOTICE, ANNOTATION_WATCHER, TAINT_PREEMPTION
+from spottrain_api.contract.notices import POD_NOTICE_PREFIX, Notice, NoticeKind
 from spottrain_watcher.ledger import Ledger
 from spottrain_watcher.node_marker import desired_change
 from spottrain_watcher.provider import Provider, UnknownProvider, detect_provider, provider_from_environment

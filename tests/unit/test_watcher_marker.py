@@ -16,7 +16,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from spottrain_api.contract import ANNOTATION_NOTICE, ANNOTATION_WATCHER, Notice, watcher_mark
+from spottrain_api.contract.names import ANNOTATION_NOTICE, ANNOTATION_WATCHER
+from spottrain_api.contract.notices import Notice, watcher_mark
 from spottrain_watcher.kubernetes_api import KubernetesApi
 from spottrain_watcher.node_marker import NodeMarker
 

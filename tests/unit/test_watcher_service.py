@@ -27,7 +27,7 @@ from benchmarks.ports import free_ports
 from memory_signals import MemorySource
 from raw_requests import answer
 from signal_clouds import NODE, Ec2Cloud, KubernetesCloud, node_object, serve
-from spottrain_api.contract import Notice, NoticeKind, NoticeList
+from spottrain_api.contract.notices import Notice, NoticeKind, NoticeList
 from spottrain_runtime import http_server
 from spottrain_watcher import __main__ as program
 from spottrain_watcher.ec2 import ENV_ENDPOINT

@@ -8,6 +8,7 @@ from spottrain.loop.entry import session
 from spottrain.loop.session import Session
 from spottrain.loop.step import Step
 from spottrain.loop.training import Training
-from spottrain_api.contract import LossSpikeConfig, StabilityAction, StabilityConfig
+from spottrain_api.settings.choices import StabilityAction
+from spottrain_api.settings.stability import LossSpikeConfig, StabilityConfig
 
 __all__ = ["LossSpikeConfig", "Session", "StabilityAction", "StabilityConfig", "Step", "Training", "session"]

@@ -47,19 +47,15 @@ from spottrain_agent.run_directory import newest_generation
 from spottrain_agent.settings import AgentSettings
 from spottrain_agent.verdict import judge, unexplained_end
 from spottrain_agent.zygote_process import LaunchFailed, SpawnZygote, ZygoteProcess
-from spottrain_api.contract import (
-    POD_NOTICE_PREFIX,
+from spottrain_api.contract.assignments import (
     AgentPhase,
     AgentReport,
     Assignment,
     AssignmentAction,
-    Failure,
-    FailureReason,
     GenerationAssignment,
-    Notice,
-    NoticeKind,
-    NoticeList,
 )
+from spottrain_api.contract.notices import POD_NOTICE_PREFIX, Notice, NoticeKind, NoticeList
+from spottrain_api.contract.reports import Failure, FailureReason
 from spottrain_runtime.logs import remember
 from spottrain_runtime.processes import become_subreaper
 

@@ -15,18 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from spottrain_api.contract import (
-    AgentPhase,
-    Assignment,
-    AssignmentAction,
-    CommitRef,
-    DrainRequest,
-    Failure,
-    FailureReason,
-    GenerationAssignment,
-    Notice,
-    NoticeKind,
-)
+from spottrain_api.contract.assignments import AgentPhase, Assignment, AssignmentAction, GenerationAssignment
+from spottrain_api.contract.configuration import DrainRequest
+from spottrain_api.contract.notices import Notice, NoticeKind
+from spottrain_api.contract.reports import CommitRef, Failure, FailureReason
 
 ACTIVE_PHASES = frozenset({AgentPhase.STARTING, AgentPhase.RUNNING})
 SIGTERM_SOURCE = "sigterm"

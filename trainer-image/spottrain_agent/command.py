@@ -9,7 +9,7 @@ import sys
 from spottrain_agent.agent import Agent
 from spottrain_agent.settings import AgentSettings, InvalidEnvironment
 from spottrain_agent.zygote_process import LaunchFailed, SpawnZygote, spawn_zygote
-from spottrain_api.contract import ENV_JOB, ENV_NAMESPACE
+from spottrain_api.contract.names import ENV_JOB, ENV_NAMESPACE
 from spottrain_runtime import logs
 from spottrain_runtime.processes import open_many_files
 

@@ -15,7 +15,8 @@ from spottrain_agent.control_client import BackOff, ControlClient
 from spottrain_agent.relay import RelayServer
 from spottrain_agent.report_rhythm import ReportRhythm
 from spottrain_agent.routes import IDLE_SECONDS
-from spottrain_api.contract import REPORT_SECONDS, AgentReport, RelayAssignment
+from spottrain_api.contract.assignments import AgentReport, RelayAssignment
+from spottrain_api.contract.names import REPORT_SECONDS
 
 # How often the agent looks for news of which nothing tells it.
 LOOK_SECONDS = 1.0

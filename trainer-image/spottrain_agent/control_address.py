@@ -9,7 +9,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from spottrain_api.contract import FILE_CONTROL_CA, FILE_CONTROL_URL
+from spottrain_api.contract.names import FILE_CONTROL_CA, FILE_CONTROL_URL
 
 
 class AddressMissingError(OSError):

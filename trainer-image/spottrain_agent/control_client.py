@@ -27,14 +27,8 @@ from spottrain_agent.routes import (
     Route,
     Told,
 )
-from spottrain_api.contract import (
-    MAX_LONG_POLL_SECONDS,
-    PATH_ASSIGNMENT,
-    PATH_REPORT,
-    AgentReport,
-    Assignment,
-    RelayAssignment,
-)
+from spottrain_api.contract.assignments import AgentReport, Assignment, RelayAssignment
+from spottrain_api.contract.names import MAX_LONG_POLL_SECONDS, PATH_ASSIGNMENT, PATH_REPORT
 
 logger = logging.getLogger(__name__)
 

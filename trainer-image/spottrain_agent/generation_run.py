@@ -21,15 +21,11 @@ from spottrain_agent.settings import AgentSettings
 from spottrain_agent.stacks import STACK_SIGNAL, script_first, stack_file, stacks_of_forks, written
 from spottrain_agent.verdict import GenerationObservation, RankObservation
 from spottrain_agent.zygote_process import ZygoteProcess
-from spottrain_api import contract
-from spottrain_api.contract import (
-    DrainRequest,
-    Entrypoint,
-    Failure,
-    FailureReason,
-    GenerationAssignment,
-    Progress,
-)
+from spottrain_api.contract import names
+from spottrain_api.contract.assignments import GenerationAssignment
+from spottrain_api.contract.configuration import DrainRequest
+from spottrain_api.contract.reports import Failure, FailureReason, Progress
+from spottrain_api.settings.entrypoint import Entrypoint
 
 logger = logging.getLogger(__name__)
 
@@ -180,9 +176,9 @@ class GenerationRun:
 
     def _environment(self) -> dict[str, str]:
         environment = {
-            contract.ENV_RUN_DIR: str(self.directory.path),
-            contract.ENV_DRAIN_FILE: str(self.directory.drain_file),
-            contract.ENV_GRACE_SECONDS: f"{self._grace_seconds:g}",
+            names.ENV_RUN_DIR: str(self.directory.path),
+            names.ENV_DRAIN_FILE: str(self.directory.drain_file),
+            names.ENV_GRACE_SECONDS: f"{self._grace_seconds:g}",
         }
         interface = interface_of(self._settings.pod_ip)
         if interface is not None and _ENV_GLOO_INTERFACE not in os.environ:

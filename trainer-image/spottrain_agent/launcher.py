@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 from spottrain_agent.ports import bind
 from spottrain_agent.records import FILE_LAUNCHER, FILE_TORCHRUN_LOG, LauncherEnded
 from spottrain_agent.worker import Console, run_worker
-from spottrain_api.contract import Entrypoint, GenerationAssignment, Message
+from spottrain_api.contract.assignments import GenerationAssignment
+from spottrain_api.contract.message import Message
+from spottrain_api.settings.entrypoint import Entrypoint
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore

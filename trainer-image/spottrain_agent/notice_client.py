@@ -15,7 +15,8 @@ import aiohttp
 
 from spottrain_agent.control_client import TRANSIENT_ERRORS, BackOff
 from spottrain_agent.routes import POLL_TIMEOUT
-from spottrain_api.contract import PATH_NOTICE, NodeWatch, Notice, NoticeList, WatchState, watcher_mark
+from spottrain_api.contract.names import PATH_NOTICE
+from spottrain_api.contract.notices import NodeWatch, Notice, NoticeList, WatchState, watcher_mark
 from spottrain_runtime.wording import one_line
 
 logger = logging.getLogger(__name__)

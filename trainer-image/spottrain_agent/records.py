@@ -9,7 +9,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from spottrain_api.contract import Message, Text
+from spottrain_api.contract.message import Message, Text
 
 FILE_LAUNCHER = "launcher.json"  # LauncherEnded
 FILE_TORCHRUN_LOG = "torchrun.log"

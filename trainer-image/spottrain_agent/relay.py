@@ -23,14 +23,8 @@ from pydantic import ValidationError
 from spottrain_agent import routes
 from spottrain_agent.ports import bind
 from spottrain_agent.routes import proof_of_answer, proven_nonce
-from spottrain_api.contract import (
-    PATH_ASSIGNMENT,
-    PATH_REPORT,
-    QUIET_REPORT_SECONDS,
-    AgentReport,
-    Assignment,
-    RelayReport,
-)
+from spottrain_api.contract.assignments import AgentReport, Assignment, RelayReport
+from spottrain_api.contract.names import PATH_ASSIGNMENT, PATH_REPORT, QUIET_REPORT_SECONDS
 from spottrain_runtime import http_server
 
 # A peer may be faster than this agent's own assignment, which says who its peers are.

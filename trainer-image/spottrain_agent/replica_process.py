@@ -14,7 +14,7 @@ import sys
 
 from spottrain_agent.ports import ReservedPort
 from spottrain_agent.processes import Reaper
-from spottrain_api.contract import HeldShards
+from spottrain_api.contract.replicas import HeldShards
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from spottrain_api.contract import PROCESSOR_SECONDS, HeldShards
+from spottrain_api.contract.names import PROCESSOR_SECONDS
+from spottrain_api.contract.replicas import HeldShards
 from spottrain_runtime.processes import die_with_parent
 
 # While a step is replicated, the previous one must stay complete.

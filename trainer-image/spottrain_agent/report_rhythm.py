@@ -5,7 +5,7 @@ It reports news at once, and everything else seldom. It repeats news soon, excep
 
 from __future__ import annotations
 
-from spottrain_api.contract import AgentReport
+from spottrain_api.contract.assignments import AgentReport
 
 FIRST_PAUSE_SECONDS = 1.0
 

@@ -14,16 +14,9 @@ import aiohttp
 from yarl import URL
 
 from spottrain_agent.control_address import ControlAddress, ControlEndpoint
-from spottrain_api.contract import (
-    MAX_LONG_POLL_SECONDS,
-    PATH_ASSIGNMENT,
-    PATH_REPORT,
-    REPORT_SECONDS_HEADER,
-    AgentReport,
-    Relay,
-    RelayAssignment,
-    clock_offset,
-)
+from spottrain_api.contract.assignments import AgentReport, Relay, RelayAssignment
+from spottrain_api.contract.clocks import clock_offset
+from spottrain_api.contract.names import MAX_LONG_POLL_SECONDS, PATH_ASSIGNMENT, PATH_REPORT, REPORT_SECONDS_HEADER
 from spottrain_runtime.wording import one_line
 
 # An operator that thousands ask at once answers late. Whoever gives up and asks anew makes it later.

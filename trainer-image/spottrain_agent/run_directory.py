@@ -23,17 +23,10 @@ from spottrain_agent.records import (
     worker_ended_file,
     worker_started_file,
 )
-from spottrain_api.contract import (
-    FILE_AT_RISK,
-    FILE_DRAIN,
-    FILE_RUN,
-    DrainRequest,
-    Message,
-    Outcome,
-    Progress,
-    outcome_file,
-    progress_file,
-)
+from spottrain_api.contract.configuration import DrainRequest
+from spottrain_api.contract.message import Message
+from spottrain_api.contract.names import FILE_AT_RISK, FILE_DRAIN, FILE_RUN, outcome_file, progress_file
+from spottrain_api.contract.reports import Outcome, Progress
 
 _NAME = re.compile(r"g(\d+)")
 _M = TypeVar("_M", bound=Message)

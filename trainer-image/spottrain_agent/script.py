@@ -6,7 +6,7 @@ import ast
 import sys
 from pathlib import Path
 
-from spottrain_api.contract import Entrypoint
+from spottrain_api.settings.entrypoint import Entrypoint
 
 _LIBRARY = "spottrain"
 

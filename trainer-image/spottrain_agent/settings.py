@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from spottrain_api import contract
+from spottrain_api.contract import names
+from spottrain_api.contract.assignments import CapacityType
 
 # Folder of the run directories, `g<n>` for generation n.
 ENV_RUN_ROOT = "SPOTTRAIN_RUN_ROOT"
@@ -43,18 +44,18 @@ class AgentSettings:
     @classmethod
     def from_environment(cls) -> Self:
         """Read the environment. Raises InvalidEnvironment, which names what is missing."""
-        pod = _required(contract.ENV_POD_NAME)
-        token_file = os.environ.get(contract.ENV_TOKEN_FILE)
+        pod = _required(names.ENV_POD_NAME)
+        token_file = os.environ.get(names.ENV_TOKEN_FILE)
         default_root = Path(tempfile.gettempdir()) / "spottrain" / pod
         return cls(
-            control_dir=Path(_required(contract.ENV_CONTROL_DIR)),
+            control_dir=Path(_required(names.ENV_CONTROL_DIR)),
             token_file=Path(token_file) if token_file else None,
             pod=pod,
-            pod_uid=_required(contract.ENV_POD_UID),
-            pod_ip=_required(contract.ENV_POD_IP),
-            node=os.environ.get(contract.ENV_NODE_NAME, ""),
+            pod_uid=_required(names.ENV_POD_UID),
+            pod_ip=_required(names.ENV_POD_IP),
+            node=os.environ.get(names.ENV_NODE_NAME, ""),
             watcher_url=_watcher_url(),
-            grace_seconds=_seconds(contract.ENV_GRACE_SECONDS, DEFAULT_GRACE_SECONDS),
+            grace_seconds=_seconds(names.ENV_GRACE_SECONDS, DEFAULT_GRACE_SECONDS),
             run_root=Path(os.environ.get(ENV_RUN_ROOT) or default_root),
         )
 
@@ -77,8 +78,8 @@ def _seconds(name: str, default: float) -> float:
 
 
 def _watcher_url() -> str | None:
-    host = os.environ.get(contract.ENV_HOST_IP)
-    if os.environ.get(contract.ENV_CAPACITY_TYPE) != contract.CapacityType.SPOT or not host:
+    host = os.environ.get(names.ENV_HOST_IP)
+    if os.environ.get(names.ENV_CAPACITY_TYPE) != CapacityType.SPOT or not host:
         return None
-    port = os.environ.get(contract.ENV_WATCHER_PORT) or str(contract.WATCHER_PORT)
+    port = os.environ.get(names.ENV_WATCHER_PORT) or str(names.WATCHER_PORT)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -14,16 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spottrain_agent.records import LauncherEnded, WorkerEnded, WorkerStarted
-from spottrain_api.contract import (
-    AgentPhase,
-    CommitRef,
-    Failure,
-    FailureReason,
-    Outcome,
-    OutcomeKind,
-    is_lost_peer,
-    lost_peer_sentence,
-)
+from spottrain_api.contract.assignments import AgentPhase
+from spottrain_api.contract.lost_peers import is_lost_peer, lost_peer_sentence
+from spottrain_api.contract.reports import CommitRef, Failure, FailureReason, Outcome, OutcomeKind
 
 _RENDEZVOUS_ERROR = re.compile(r"rendezvous|DistNetworkError|DistStoreError|TCPStore|timed? ?out", re.IGNORECASE)
 _OUT_OF_MEMORY = (

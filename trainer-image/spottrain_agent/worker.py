@@ -24,7 +24,7 @@ from typing import Self
 from spottrain_agent.records import WorkerEnded, WorkerStarted, worker_ended_file, worker_started_file
 from spottrain_agent.script import opens_session
 from spottrain_agent.stacks import stack_file, write_stacks_on_signal
-from spottrain_api.contract import Entrypoint
+from spottrain_api.settings.entrypoint import Entrypoint
 from spottrain_runtime.processes import die_with_parent
 from spottrain_runtime.wording import place_of, sentence_of, traceback_tail
 

@@ -14,7 +14,7 @@ from spottrain_api.contract.message import Message, PeerMessage
 from spottrain_api.contract.notices import NodeWatch, Notice
 from spottrain_api.contract.replicas import HeldShards
 from spottrain_api.contract.reports import CommitRef, Failure, Progress
-from spottrain_api.settings import Entrypoint
+from spottrain_api.settings.entrypoint import Entrypoint
 
 
 class CapacityType(StrEnum):

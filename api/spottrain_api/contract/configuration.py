@@ -12,7 +12,7 @@ from pydantic import AwareDatetime
 from spottrain_api.contract.message import Message, PeerMessage
 from spottrain_api.contract.replicas import ReplicaSettings
 from spottrain_api.contract.reports import CommitRef
-from spottrain_api.settings import TrainingSettings
+from spottrain_api.settings.training import TrainingSettings
 
 
 class DrainRequest(Message):

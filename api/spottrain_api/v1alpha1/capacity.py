@@ -10,8 +10,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.contract import CapacityType
-from spottrain_api.settings import Line, Resource
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.settings.resource import Line, Resource
 from spottrain_api.v1alpha1.containers import LabelValue
 from spottrain_api.v1alpha1.pod_template import Toleration
 

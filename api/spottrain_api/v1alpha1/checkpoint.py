@@ -6,7 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.settings import INTERVAL_PATTERN, CheckpointConfig, Line
+from spottrain_api.settings.checkpoint import CheckpointConfig
+from spottrain_api.settings.choices import INTERVAL_PATTERN
+from spottrain_api.settings.resource import Line
 
 
 class Checkpoint(CheckpointConfig):

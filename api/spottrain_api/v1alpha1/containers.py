@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.contract import TRAINER_CONTAINER
-from spottrain_api.settings import Argument, Resource
+from spottrain_api.contract.names import TRAINER_CONTAINER
+from spottrain_api.settings.resource import Argument, Resource
 from spottrain_api.v1alpha1.quantities import Quantity, as_quantity, is_quantity
 
 # Names of the container and the volumes that the operator adds to each pod.

@@ -10,8 +10,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.contract import GROUP
-from spottrain_api.settings import FreeForm, Resource
+from spottrain_api.contract.names import GROUP
+from spottrain_api.settings.resource import FreeForm, Resource
 from spottrain_api.v1alpha1.containers import (
     LEAST_MEMORY,
     OWN_PREFIX,

@@ -7,8 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.contract import CapacityType
-from spottrain_api.settings import Entrypoint, Line, Resource, TrainingSettings
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.settings.entrypoint import Entrypoint
+from spottrain_api.settings.resource import Line, Resource
+from spottrain_api.settings.training import TrainingSettings
 from spottrain_api.v1alpha1.capacity import Capacity, Nodes
 from spottrain_api.v1alpha1.checkpoint import Checkpoint
 from spottrain_api.v1alpha1.containers import EnvVar, Resources

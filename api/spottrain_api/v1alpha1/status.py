@@ -8,8 +8,11 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from spottrain_api.contract import CommitRef, ConditionType, Member, ReplicatedStep, StrategyChoice
-from spottrain_api.settings import Resource
+from spottrain_api.contract.assignments import Member
+from spottrain_api.contract.conditions import ConditionType
+from spottrain_api.contract.replicas import ReplicatedStep
+from spottrain_api.contract.reports import CommitRef, StrategyChoice
+from spottrain_api.settings.resource import Resource
 
 
 class StatusResource(Resource):

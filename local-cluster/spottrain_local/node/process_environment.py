@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, SERVICEACCOUNT_DIR
+from spottrain_api.contract.names import ENV_SERVICEACCOUNT_DIR, SERVICEACCOUNT_DIR
 from spottrain_local.node.config import NodeConfig
 from spottrain_local.node.containers import ContainerRun, HostCommand, Mount
 from spottrain_local.node.paths import PathRewriter

@@ -17,15 +17,9 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Protocol, TypeVar
 
-from spottrain_api.contract import (
-    AgentPhase,
-    AgentReport,
-    Assignment,
-    Message,
-    RelayAssignment,
-    RelayReport,
-    rounded_offset,
-)
+from spottrain_api.contract.assignments import AgentPhase, AgentReport, Assignment, RelayAssignment, RelayReport
+from spottrain_api.contract.clocks import rounded_offset
+from spottrain_api.contract.message import Message
 from spottrain_operator.core.model import ReportView
 from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.kube.client import JobKey, PodIdentity

@@ -7,7 +7,8 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
-from spottrain_api.contract import MAX_INTEGER, MAX_TEXT_LENGTH, Message, RelayReport
+from spottrain_api.contract.assignments import RelayReport
+from spottrain_api.contract.message import MAX_INTEGER, MAX_TEXT_LENGTH, Message
 
 # A relay's own report, and a batch of its peers', of which each has half a dozen texts.
 MAX_BODY_BYTES = 384 * 1024

@@ -17,7 +17,8 @@ from email.utils import format_datetime
 
 from aiohttp import web
 
-from spottrain_api.contract import (
+from spottrain_api.contract.assignments import RelayReport
+from spottrain_api.contract.names import (
     LONG_POLL_SECONDS,
     MAX_LONG_POLL_SECONDS,
     PATH_ASSIGNMENT,
@@ -25,7 +26,6 @@ from spottrain_api.contract import (
     QUIET_REPORT_SECONDS,
     REPORT_SECONDS,
     REPORT_SECONDS_HEADER,
-    RelayReport,
 )
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys

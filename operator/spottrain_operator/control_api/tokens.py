@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from spottrain_api.contract import TOKEN_AUDIENCE
+from spottrain_api.contract.names import TOKEN_AUDIENCE
 from spottrain_operator.control_api.cluster_keys import KEYS_SECONDS, LEEWAY_SECONDS, ClusterKeys, UndecidedError
 from spottrain_operator.control_api.rate_limit import RateLimit
 from spottrain_operator.kube.client import PodIdentity, TokenReviewer

@@ -9,23 +9,11 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from spottrain_api.contract import (
-    Assignment,
-    AssignmentAction,
-    Cause,
-    DrainRequest,
-    GenerationAssignment,
-    Interruptions,
-    Relay,
-    TrainerConfig,
-)
-from spottrain_api.v1alpha1 import (
-    FINISHED_PHASES,
-    GenerationState,
-    GenerationStatus,
-    TrainingJobStatus,
-    TrainingSettings,
-)
+from spottrain_api.contract.assignments import Assignment, AssignmentAction, GenerationAssignment, Relay
+from spottrain_api.contract.causes import Cause
+from spottrain_api.contract.configuration import DrainRequest, Interruptions, TrainerConfig
+from spottrain_api.settings.training import TrainingSettings
+from spottrain_api.v1alpha1.status import FINISHED_PHASES, GenerationState, GenerationStatus, TrainingJobStatus
 from spottrain_operator.core.facts.causes import PREEMPTIONS
 from spottrain_operator.core.facts.replicas import address_of, replica_settings
 from spottrain_operator.core.model import MAX_TRANSITIONS, JobView, ReportView

@@ -8,8 +8,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from spottrain_api.contract import ConditionType
-from spottrain_api.v1alpha1 import FINISHED_PHASES, Condition, GenerationStatus, TrainingJobStatus
+from spottrain_api.contract.conditions import ConditionType
+from spottrain_api.v1alpha1.status import FINISHED_PHASES, Condition, GenerationStatus, TrainingJobStatus
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import Action, DeletePod, Event
 

@@ -10,8 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from spottrain_api.contract import DEFAULT_GRACE_SECONDS, TRAINER_CONTAINER, AgentReport, CapacityType, Notice
-from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus
+from spottrain_api.contract.assignments import AgentReport, CapacityType
+from spottrain_api.contract.names import TRAINER_CONTAINER
+from spottrain_api.contract.nodes import DEFAULT_GRACE_SECONDS
+from spottrain_api.contract.notices import Notice
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
+from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 
 # Reasons of containers that have ended without a start. They have no log.

@@ -22,7 +22,7 @@ import kopf
 import yaml
 from pydantic_core import from_json, to_json
 
-from spottrain_api.contract import ENV_SERVICEACCOUNT_DIR, SERVICEACCOUNT_DIR
+from spottrain_api.contract.names import ENV_SERVICEACCOUNT_DIR, SERVICEACCOUNT_DIR
 from spottrain_operator.kube.client import (
     AlreadyExistsError,
     ClusterError,

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import kopf
 
-from spottrain_api.contract import GROUP, PLURAL, VERSION
+from spottrain_api.contract.names import GROUP, PLURAL, VERSION
 from spottrain_operator.kube.api_server import connection_info
 from spottrain_operator.kube.client import (
     ExpiredError,

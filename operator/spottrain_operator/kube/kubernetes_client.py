@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from spottrain_api.contract import GROUP, PLURAL, VERSION
+from spottrain_api.contract.names import GROUP, PLURAL, VERSION
 from spottrain_api.history import HISTORY_PLURAL
 from spottrain_operator.kube.api_server import MERGE_PATCH, ApiServer, NotFoundError
 from spottrain_operator.kube.client import (

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from spottrain_api.contract import LABEL_LEADER
+from spottrain_api.contract.names import LABEL_LEADER
 from spottrain_operator.kube.client import ClusterError, PodLabelClient
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from spottrain_api.contract import ANNOTATION_WATCHED
+from spottrain_api.contract.names import ANNOTATION_WATCHED
 from spottrain_operator.kube.client import ClusterError, LeaseClient, Manifest
 from spottrain_operator.kube.scope import Scope
 

@@ -15,7 +15,7 @@ import aiohttp
 import kopf
 from aiohttp.http_exceptions import LineTooLong
 
-from spottrain_api.contract import GROUP, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY, PLURAL, VERSION
+from spottrain_api.contract.names import GROUP, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY, PLURAL, VERSION
 from spottrain_operator.kube.api_server import ApiServer, connection_info, refusal
 from spottrain_operator.kube.client import ExpiredError, Kind, Listing, Manifest, WatchEvent
 from spottrain_operator.kube.json_text import parsed

@@ -10,7 +10,7 @@ from bisect import insort
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from spottrain_api.v1alpha1 import FINISHED_PHASES
+from spottrain_api.v1alpha1.status import FINISHED_PHASES
 from spottrain_operator.core.facts.folders import Folder, folder_of
 from spottrain_operator.core.model import JobView, Rival
 from spottrain_operator.kube.client import ClusterClient, JobKey, Manifest

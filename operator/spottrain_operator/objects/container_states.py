@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import TRAINER_CONTAINER, WaitingReason
+from spottrain_api.contract.conditions import WaitingReason
+from spottrain_api.contract.names import TRAINER_CONTAINER
 from spottrain_operator.core.model import FAILED_STARTS
 from spottrain_operator.kube.client import Manifest
 from spottrain_runtime.wording import counted

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spottrain_api.contract import (
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.names import (
     ENV_CAPACITY_TYPE,
     ENV_CONTROL_DIR,
     ENV_GRACE_SECONDS,
@@ -23,9 +24,10 @@ from spottrain_api.contract import (
     ENV_TOKEN_FILE,
     ENV_WATCHER_PORT,
     TRAINER_CONTAINER,
-    CapacityType,
 )
-from spottrain_api.v1alpha1 import RUN_DIR, SHM_DIR, TMP_DIR, TOKEN_DIR, Container, PodTemplate, TrainingJobSpec
+from spottrain_api.v1alpha1.containers import RUN_DIR, SHM_DIR, TMP_DIR, TOKEN_DIR, Container
+from spottrain_api.v1alpha1.pod_template import PodTemplate
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.kube.client import Manifest
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.networks import Preset, preset_of

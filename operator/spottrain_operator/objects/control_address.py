@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from spottrain_api.contract import (
+from spottrain_api.contract.names import (
     ANNOTATION_CONTROL_CA,
     ANNOTATION_CONTROL_URL,
     FILE_CONTROL_CA,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from spottrain_api import crd
-from spottrain_api.contract import VERSION
+from spottrain_api.contract.names import VERSION
 from spottrain_operator.kube.client import ClusterError, DefinitionClient, Manifest
 
 logger = logging.getLogger(__name__)

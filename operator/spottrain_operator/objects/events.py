@@ -9,7 +9,7 @@ from collections import OrderedDict
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from spottrain_api.contract import API_VERSION, KIND
+from spottrain_api.contract.names import API_VERSION, KIND
 from spottrain_operator.core.model import Event
 from spottrain_operator.kube.client import ClusterClient, ClusterError, Manifest
 from spottrain_runtime.wording import one_line

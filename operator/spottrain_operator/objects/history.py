@@ -12,9 +12,9 @@ import math
 from dataclasses import replace
 from datetime import datetime
 
-from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
+from spottrain_api.contract.names import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND, HistoryPoint, thin_out
-from spottrain_api.v1alpha1 import TrainingJobStatus
+from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.kube.client import ClusterError, HistoryClient, JobKey, Manifest
 from spottrain_operator.objects.observe import owned_by
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from datetime import datetime
 
-from spottrain_api.contract import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, LABEL_MANAGED_BY, MANAGED_BY
+from spottrain_api.contract.names import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_operator.kube.client import AlreadyExistsError, Manifest, NetworkPolicyClient, RefusedError
 from spottrain_operator.kube.retries import Retries
 

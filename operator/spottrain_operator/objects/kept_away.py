@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from spottrain_api.contract import SPOT_LABELS, accepted_taints
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.contract.nodes import SPOT_LABELS, accepted_taints
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.facts.notices import DOOMING_TAINTS
 from spottrain_operator.core.model import KeptAway, PodView
 from spottrain_operator.kube.cache import Index

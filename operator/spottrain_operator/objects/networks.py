@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spottrain_api.v1alpha1 import OWN_PREFIX, Network
+from spottrain_api.v1alpha1.containers import OWN_PREFIX
+from spottrain_api.v1alpha1.pod_template import Network
 from spottrain_operator.kube.client import Manifest
 
 _TCPX = f"{OWN_PREFIX}tcpx"

@@ -11,23 +11,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from spottrain_api.contract import (
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.causes import Cause
+from spottrain_api.contract.names import (
     ANNOTATION_NOTICE,
     ANNOTATION_POOL,
     ANNOTATION_POOL_HASH,
     ANNOTATION_WATCHER,
-    DEFAULT_GRACE_SECONDS,
     LABEL_CAPACITY_TYPE,
     LABEL_SEQUENCE,
     LABEL_TEMPLATE_HASH,
     TRAINER_CONTAINER,
-    CapacityType,
-    Cause,
-    Notice,
-    accepted_taints,
 )
+from spottrain_api.contract.nodes import DEFAULT_GRACE_SECONDS, accepted_taints
+from spottrain_api.contract.notices import Notice
 from spottrain_api.tolerant import dotted, read_known
-from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingJobStatus, too_large
+from spottrain_api.v1alpha1.free_form import too_large
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
+from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.core.model import FAILED_STARTS, JobView, NodeView, PodView, Refusal
 from spottrain_operator.core.policies.protection import PROTECTION
 from spottrain_operator.kube.client import Manifest, NoPoolError, NotAllowedError, RefusedError

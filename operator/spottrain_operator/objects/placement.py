@@ -12,20 +12,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spottrain_api.contract import (
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.names import LABEL_JOB_UID, WATCHER_PORT
+from spottrain_api.contract.nodes import (
     AKS_PRIORITY,
     EKS_CAPACITY_TYPE,
     GKE_PREEMPTIBLE,
     GKE_SPOT,
     KARPENTER_CAPACITY_TYPE,
-    LABEL_JOB_UID,
     OKE_PREEMPTIBLE,
     SPOT_LABELS,
     TOGETHER_COMPUTE_CLASS,
-    WATCHER_PORT,
-    CapacityType,
 )
-from spottrain_api.v1alpha1 import Network, PodTemplate, Pool, PoolProvider, SameZone, TrainingJobSpec
+from spottrain_api.v1alpha1.capacity import Pool, PoolProvider
+from spottrain_api.v1alpha1.pod_template import Network, PodTemplate, SameZone
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_runtime.logs import LogFormat
 
 Expression = dict[str, Any]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from spottrain_api.contract import WaitingReason
+from spottrain_api.contract.conditions import WaitingReason
 from spottrain_operator.core.model import PodView
 from spottrain_operator.core.policies.failure_policy import CANNOT_START
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing, after, seconds_between

@@ -13,7 +13,8 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from spottrain_api.contract import (
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.names import (
     ANNOTATION_POOL,
     ANNOTATION_POOL_HASH,
     API_VERSION,
@@ -26,9 +27,9 @@ from spottrain_api.contract import (
     LABEL_TEMPLATE_HASH,
     MANAGED_BY,
     TOKEN_AUDIENCE,
-    CapacityType,
 )
-from spottrain_api.v1alpha1 import PodTemplate, TrainingJobSpec
+from spottrain_api.v1alpha1.pod_template import PodTemplate
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.facts.pools import pool_hash
 from spottrain_operator.kube.client import Manifest
 from spottrain_operator.objects.containers import beside, needs_tmp, trainer

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from spottrain_api.contract import (
+from spottrain_api.contract.names import (
     ANNOTATION_CONTROL_CA,
     ANNOTATION_CONTROL_URL,
     ANNOTATION_NOTICE,
@@ -22,8 +22,8 @@ from spottrain_api.contract import (
     LABEL_JOB_UID,
     LABEL_SEQUENCE,
     LABEL_TEMPLATE_HASH,
-    accepted_taints,
 )
+from spottrain_api.contract.nodes import accepted_taints
 from spottrain_operator.core.policies.protection import PROTECTION
 from spottrain_operator.kube.client import Manifest
 

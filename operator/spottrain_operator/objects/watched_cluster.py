@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
-from spottrain_api.contract import LABEL_JOB
+from spottrain_api.contract.names import LABEL_JOB
 from spottrain_operator.kube.cache import Change, ObjectCache
 from spottrain_operator.kube.client import (
     AlreadyExistsError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from spottrain_api.v1alpha1 import Condition, GenerationStatus, TrainingJobStatus
+from spottrain_api.v1alpha1.status import Condition, GenerationStatus, TrainingJobStatus
 from spottrain_operator.kube.client import Manifest
 
 

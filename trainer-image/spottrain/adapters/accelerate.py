@@ -28,7 +28,7 @@ from spottrain.data.loader import MapDataset
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session
 from spottrain.world.failures import UserError
-from spottrain_api.contract import FailureReason
+from spottrain_api.contract.reports import FailureReason
 
 # Where Accelerate has the settings that a job cannot make under it.
 _ARGUMENTS = {

@@ -30,7 +30,7 @@ from spottrain.loop.acceptance import check_dataset
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session
 from spottrain.world.failures import UserError
-from spottrain_api.contract import FailureReason
+from spottrain_api.contract.reports import FailureReason
 
 # Fields of TrainerState that belong to the run. The others follow from the arguments of this generation.
 _OF_THE_RUN = ("epoch", "num_input_tokens_seen", "total_flos", "log_history", "best_metric", "best_global_step")

@@ -31,7 +31,7 @@ from spottrain.checkpoint.saving.staging import StagingBuffer
 from spottrain.checkpoint.saving.upload import Upload
 from spottrain.checkpoint.saving.writer import WriterProcess
 from spottrain.checkpoint.stores.storage import CheckpointStorage
-from spottrain_api.contract import ReplicatedStep
+from spottrain_api.contract.replicas import ReplicatedStep
 
 _HEAD, _COMMIT = TypeAdapter(Head), TypeAdapter[Commit | None](Commit | None)
 

@@ -16,7 +16,7 @@ from spottrain.engines.ddp import settle_buckets
 from spottrain.engines.engine import MakeOptimizer
 from spottrain.engines.model_state import frozen_names, model_state
 from spottrain.engines.native import load_named_state, named_state
-from spottrain_api.contract import TrainerConfig
+from spottrain_api.contract.configuration import TrainerConfig
 
 
 def refuse_unapplied(config: TrainerConfig, instead: Mapping[str, str]) -> None:

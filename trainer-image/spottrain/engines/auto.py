@@ -18,7 +18,7 @@ from spottrain.engines.deepspeed_config import user_settings
 from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.engine import HYBRID, EngineConfig
 from spottrain.engines.model_state import num_bytes, unfit_for_shards
-from spottrain_api.contract import MemoryEstimate, StrategyChoice
+from spottrain_api.contract.reports import MemoryEstimate, StrategyChoice
 from spottrain_planner.deepspeed_json import BUCKET, LIVE, named_size, named_stage
 from spottrain_planner.memory_estimate import DEEPSPEED, FSDP, Estimate, ModelFacts, Workload
 from spottrain_planner.strategy_choice import Memory, choose_strategy

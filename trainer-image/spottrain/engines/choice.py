@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from spottrain.engines.engine import Engine, EngineConfig
-from spottrain_api.contract import Strategy
+from spottrain_api.settings.choices import Strategy
 
 # spottrain.engines.auto chooses one of the others.
 AUTO = Strategy.AUTO.value

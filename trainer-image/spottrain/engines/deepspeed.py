@@ -28,7 +28,7 @@ from spottrain.engines.precision import autocast_forward, cast_around, weights_i
 from spottrain.engines.same_parameters import SameParameters
 from spottrain.engines.trained import TrainedParameters
 from spottrain.world.failures import UserError
-from spottrain_api.contract import FailureReason
+from spottrain_api.contract.reports import FailureReason
 
 LOSS_SCALER = "loss_scaler"
 # Attributes of DeepSpeed's DynamicLossScaler that change during training. A static scaler has the scale alone.

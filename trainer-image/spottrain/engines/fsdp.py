@@ -21,7 +21,7 @@ from spottrain.engines.model_state import unfit_for_shards
 from spottrain.engines.native import NativeEngine, zeros_for_unused
 from spottrain.engines.same_blocks import SameBlocks
 from spottrain.world.failures import UserError
-from spottrain_api.contract import FailureReason
+from spottrain_api.contract.reports import FailureReason
 
 
 class FsdpEngine(NativeEngine):

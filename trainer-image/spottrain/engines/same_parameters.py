@@ -9,7 +9,7 @@ from torch import nn
 
 from spottrain.engines.same_order import SameOrder
 from spottrain.world.failures import UserError
-from spottrain_api.contract import FailureReason
+from spottrain_api.contract.reports import FailureReason
 
 
 class SameParameters:

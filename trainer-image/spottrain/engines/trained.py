@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from spottrain.world.failures import UserError
-from spottrain_api.contract import FailureReason
+from spottrain_api.contract.reports import FailureReason
 
 
 class TrainedParameters:

@@ -19,13 +19,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, IterableDataset
 
-from spottrain.checkpoint import UnsupportedState
+from spottrain.checkpoint.errors import UnsupportedState
 from spottrain.checkpoint.format import codec
 from spottrain.data.loader import OPTIONS, Data
 from spottrain.data.order import DataOrder
 from spottrain.recovery.training_state import STABILITY, Stateful, schedule_state
 from spottrain.world.failures import UserError, as_user_errors
-from spottrain_api.contract import FailureReason
+from spottrain_api.contract.reports import FailureReason
 
 _WRAPPERS = (DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel, FSDPModule)
 # Arguments of DataLoader that are given elsewhere, or not at all, and why.

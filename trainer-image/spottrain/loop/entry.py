@@ -11,7 +11,10 @@ from spottrain.loop.session import Session
 from spottrain.world.failures import Drained, UserError, as_user_errors, failure_of
 from spottrain.world.launch import Launch
 from spottrain.world.progress import ProgressReporter
-from spottrain_api.contract import ENV_NAMESPACE, ENV_POD_NAME, OutcomeKind, StabilityConfig, TrainerConfig
+from spottrain_api.contract.configuration import TrainerConfig
+from spottrain_api.contract.names import ENV_NAMESPACE, ENV_POD_NAME
+from spottrain_api.contract.reports import OutcomeKind
+from spottrain_api.settings.stability import StabilityConfig
 from spottrain_runtime import logs
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from spottrain.loop.acceptance import checked_total
 from spottrain.loop.step import Step
 from spottrain.loop.training import Training
 from spottrain.world.failures import UserError
-from spottrain_api.contract import FailureReason
+from spottrain_api.contract.reports import FailureReason
 
 
 class ForeignLoop:

@@ -22,9 +22,10 @@ from spottrain.data.batch import BatchPlan
 from spottrain.data.loader import Collate, Data, MapDataset
 from spottrain.data.order import DataOrder
 from spottrain.data.rank_data import RankData
-from spottrain.engines import Engine, EngineConfig, MakeOptimizer, choose_engine
 from spottrain.engines.auto import applied
 from spottrain.engines.blocks import find_blocks, prepare_blocks
+from spottrain.engines.choice import choose_engine
+from spottrain.engines.engine import Engine, EngineConfig, MakeOptimizer
 from spottrain.loop.acceptance import (
     check_adopted_model,
     check_model,
@@ -49,13 +50,10 @@ from spottrain.world.launch import Launch, barrier, join_world, process_started_
 from spottrain.world.progress import ProgressReporter
 from spottrain.world.rank_context import RankContext
 from spottrain.world.stop_agreement import StopAgreement
-from spottrain_api.contract import (
-    ENV_AUDIT_DIR,
-    FailureReason,
-    OutcomeKind,
-    Precision,
-    TrainerConfig,
-)
+from spottrain_api.contract.configuration import TrainerConfig
+from spottrain_api.contract.names import ENV_AUDIT_DIR
+from spottrain_api.contract.reports import FailureReason, OutcomeKind
+from spottrain_api.settings.choices import Precision
 
 _PRECISIONS: dict[Precision, torch.dtype] = {
     Precision.FP32: torch.float32,

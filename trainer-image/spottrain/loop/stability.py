@@ -19,7 +19,9 @@ from enum import StrEnum
 from typing import Any
 
 from spottrain.world.failures import UserError
-from spottrain_api.contract import FailureReason, StabilityAction, StabilityConfig
+from spottrain_api.contract.reports import FailureReason
+from spottrain_api.settings.choices import StabilityAction
+from spottrain_api.settings.stability import StabilityConfig
 
 # After so many skipped steps in a row, the model itself is broken.
 MAX_SKIPPED_IN_A_ROW = 10

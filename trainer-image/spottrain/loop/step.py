@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from spottrain.data.batch import MicroBatch
-from spottrain.engines import Engine
+from spottrain.engines.engine import Engine
 
 
 class LossMeter:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from spottrain.engines import AUTO, EngineConfig
 from spottrain.engines.auto import Machine, choose_automatically, least_of_all
+from spottrain.engines.choice import AUTO
+from spottrain.engines.engine import EngineConfig
 from spottrain.recovery.open_store import OpenedStore
 from spottrain.recovery.training_state import STRATEGY
 from spottrain.world.launch import Groups, Launch
-from spottrain_api.contract import StrategyChoice
+from spottrain_api.contract.reports import StrategyChoice
 
 
 def choose_strategy(

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from spottrain.checkpoint import CheckpointError, Fenced, UnsupportedState
+from spottrain.checkpoint.errors import CheckpointError, Fenced, UnsupportedState
 from spottrain.data import random_state
 from spottrain.data.loader import MicroBatches
 from spottrain.data.rank_data import RankData
@@ -26,7 +26,7 @@ from spottrain.recovery.training_state import STABILITY, TrainingState
 from spottrain.world.failures import Drained, UserError, start_error
 from spottrain.world.rank_context import RankContext
 from spottrain.world.stop_agreement import Ballot, Decision
-from spottrain_api.contract import FailureReason, TrainerPhase
+from spottrain_api.contract.reports import FailureReason, TrainerPhase
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from spottrain_api.contract import AUTO_INTERVAL, Interruptions
+from spottrain_api.contract.configuration import Interruptions
+from spottrain_api.settings.choices import AUTO_INTERVAL
 from spottrain_runtime.wording import counted
 
 # Assumed before any loss is observed: one loss without notice an hour. It weighs as much as an observed one.

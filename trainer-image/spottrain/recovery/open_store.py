@@ -15,26 +15,23 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from spottrain.checkpoint import (
-    Checkpointer,
-    CheckpointError,
-    CheckpointMismatch,
-    CheckpointStorage,
-    Commit,
-    Retention,
-    StorageUnavailable,
-    open_storage,
-    read_head,
-)
+from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.collectives import Collectives
+from spottrain.checkpoint.errors import CheckpointError, CheckpointMismatch, StorageUnavailable
+from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.format.head import read_head
+from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.saving.writer import started_writer
-from spottrain.engines import AUTO
+from spottrain.checkpoint.stores.storage import CheckpointStorage
+from spottrain.checkpoint.stores.uri import open_storage
+from spottrain.engines.choice import AUTO
 from spottrain.recovery.reports import report_failure
 from spottrain.recovery.store_retries import retry
 from spottrain.world.failures import start_error
 from spottrain.world.launch import Groups, Launch, identify_run
 from spottrain.world.progress import ProgressReporter
-from spottrain_api.contract import CommitRef, TrainerConfig
+from spottrain_api.contract.configuration import TrainerConfig
+from spottrain_api.contract.reports import CommitRef
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spottrain.checkpoint import Replicas
+from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.recovery.interval import CommitInterval
 from spottrain.recovery.open_store import OpenedStore, retention_of
 from spottrain.recovery.reports import CheckpointReports
@@ -16,7 +16,7 @@ from spottrain.recovery.saver import StateSaver
 from spottrain.recovery.schedule import CheckpointSchedule
 from spottrain.world.launch import Groups, Launch
 from spottrain.world.progress import ProgressReporter
-from spottrain_api.contract import OnNotice
+from spottrain_api.settings.choices import OnNotice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,14 @@ import logging
 from dataclasses import dataclass
 from datetime import datetime
 
-from spottrain.checkpoint import CheckpointError, Commit, Fenced, Replicas, SaveHandle, StorageUnavailable
+from spottrain.checkpoint.errors import CheckpointError, Fenced, StorageUnavailable
+from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.peers.replicas import Replicas
+from spottrain.checkpoint.saving.save_handle import SaveHandle
 from spottrain.recovery.schedule import CheckpointSchedule
 from spottrain.world.failures import save_failure
 from spottrain.world.progress import ProgressReporter
-from spottrain_api.contract import CheckpointTimings, CommitRef, TrainerPhase
+from spottrain_api.contract.reports import CheckpointTimings, CommitRef, TrainerPhase
 from spottrain_runtime.logs import say
 
 logger = logging.getLogger(__name__)

@@ -8,15 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from spottrain.checkpoint import (
-    Checkpointer,
-    CheckpointError,
-    Commit,
-    CorruptCheckpoint,
-    Loaded,
-    Replicas,
-    StorageUnavailable,
-)
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageUnavailable
+from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.loading.loader import Loaded
+from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.recovery.interval import CheckpointCost
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.saver import StateSaver

@@ -12,14 +12,18 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from spottrain.checkpoint import Checkpointer, CheckpointError, Fenced, Replicas, Retention, SaveHandle
+from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.errors import CheckpointError, Fenced
+from spottrain.checkpoint.peers.replicas import Replicas
+from spottrain.checkpoint.saving.retention import Retention
+from spottrain.checkpoint.saving.save_handle import SaveHandle
 from spottrain.data import random_state
 from spottrain.recovery.interval import CheckpointCost
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.schedule import CheckpointSchedule
 from spottrain.recovery.store_retries import may_succeed_later, retry
 from spottrain.recovery.training_state import TrainingState
-from spottrain_api.contract import CheckpointTimings
+from spottrain_api.contract.reports import CheckpointTimings
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from spottrain.checkpoint import CheckpointMismatch, Loaded
+from spottrain.checkpoint.errors import CheckpointMismatch
+from spottrain.checkpoint.loading.loader import Loaded
 from spottrain.data import random_state
-from spottrain.engines import Engine
-from spottrain_api.contract import StrategyChoice
+from spottrain.engines.engine import Engine
+from spottrain_api.contract.reports import StrategyChoice
 
 # Key under which a commit holds the strategy that `strategy: auto` chose.
 STRATEGY = "strategy"

@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from spottrain_api.contract import FILE_AT_RISK, FILE_DRAIN, DrainRequest
+from spottrain_api.contract.configuration import DrainRequest
+from spottrain_api.contract.names import FILE_AT_RISK, FILE_DRAIN
 
 
 class DrainFlag:

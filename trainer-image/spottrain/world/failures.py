@@ -28,7 +28,8 @@ from spottrain.checkpoint.errors import (
     StorageMissing,
     StorageUnavailable,
 )
-from spottrain_api.contract import Failure, FailureReason, is_lost_peer, lost_peer_sentence
+from spottrain_api.contract.lost_peers import is_lost_peer, lost_peer_sentence
+from spottrain_api.contract.reports import Failure, FailureReason
 from spottrain_runtime.wording import clause, place_of, sentence_of, traceback_tail
 
 _LIBRARY = Path(__file__).parents[1]

@@ -17,7 +17,10 @@ from torch._C._distributed_c10d import HashStore
 
 from spottrain import exchange
 from spottrain.world.failures import UserError, as_user_errors
-from spottrain_api.contract import ENV_RUN_DIR, FILE_RUN, FailureReason, Message, TrainerConfig, outcome_file
+from spottrain_api.contract.configuration import TrainerConfig
+from spottrain_api.contract.message import Message
+from spottrain_api.contract.names import ENV_RUN_DIR, FILE_RUN, outcome_file
+from spottrain_api.contract.reports import FailureReason
 
 logger = logging.getLogger(__name__)
 

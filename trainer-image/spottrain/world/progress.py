@@ -16,17 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from spottrain.checkpoint.background import BackgroundThread
-from spottrain_api.contract import (
-    CommitRef,
-    Failure,
-    Message,
-    Outcome,
-    OutcomeKind,
-    Progress,
-    TrainerPhase,
-    outcome_file,
-    progress_file,
-)
+from spottrain_api.contract.message import Message
+from spottrain_api.contract.names import outcome_file, progress_file
+from spottrain_api.contract.reports import CommitRef, Failure, Outcome, OutcomeKind, Progress, TrainerPhase
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import Cause
+from spottrain_api.contract.causes import Cause
 
 FAILURES = frozenset({Cause.FAILURE, Cause.HANG})
 PREEMPTIONS = frozenset({Cause.PREEMPTED, Cause.NODE_LOST})

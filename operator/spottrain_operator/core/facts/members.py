@@ -10,15 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
-from spottrain_api.contract import (
-    AgentPhase,
-    AgentReport,
-    Failure,
-    Member,
-    Progress,
-    TrainerPhase,
-)
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
+from spottrain_api.contract.assignments import AgentPhase, AgentReport, Member
+from spottrain_api.contract.reports import Failure, Progress, TrainerPhase
+from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus, Phase
 from spottrain_operator.core.facts.situation import BUSY, PodFacts, Situation
 from spottrain_operator.core.model import PodView
 from spottrain_operator.core.timing import Timing, seconds_between

@@ -9,18 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from spottrain_api.contract import (
-    DRAINING_KINDS,
-    NODE_DELETION_LEAD_SECONDS,
-    TAINT_PREEMPTION,
-    TAINTS,
-    AgentReport,
-    Cause,
-    Notice,
-    NoticeKind,
-    eviction_grace_seconds,
-)
-from spottrain_api.v1alpha1 import GenerationStatus
+from spottrain_api.contract.assignments import AgentReport
+from spottrain_api.contract.causes import Cause
+from spottrain_api.contract.names import TAINT_PREEMPTION
+from spottrain_api.contract.nodes import NODE_DELETION_LEAD_SECONDS, TAINTS, eviction_grace_seconds
+from spottrain_api.contract.notices import DRAINING_KINDS, Notice, NoticeKind
+from spottrain_api.v1alpha1.status import GenerationStatus
 from spottrain_operator.core.model import NodeView, Observed, PodView
 from spottrain_operator.core.timing import Timing, after, seconds_between
 from spottrain_runtime.wording import one_line

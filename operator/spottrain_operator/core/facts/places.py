@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spottrain_api.contract import CapacityType
-from spottrain_api.v1alpha1 import GenerationStatus, TrainingJobSpec, TrainingJobStatus
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
+from spottrain_api.v1alpha1.status import GenerationStatus, TrainingJobStatus
 from spottrain_operator.core.facts.pools import pools_have
 from spottrain_operator.core.facts.situation import PodFacts, Situation
 from spottrain_operator.core.timing import seconds_between

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 
-from spottrain_api.contract import CapacityType
-from spottrain_api.v1alpha1 import Pool, PoolProvider, TrainingJobSpec
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.v1alpha1.capacity import Pool, PoolProvider
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.model import PodView
 
 # What decides on which nodes a pod of the pool may run, beside the capacity type.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import Progress, TrainerPhase
-from spottrain_api.v1alpha1 import GenerationStatus
+from spottrain_api.contract.reports import Progress, TrainerPhase
+from spottrain_api.v1alpha1.status import GenerationStatus
 from spottrain_operator.core.facts.situation import Situation
 
 

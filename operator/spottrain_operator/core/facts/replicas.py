@@ -11,7 +11,9 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 
-from spottrain_api.contract import CommitRef, HeldShards, Member, ReplicaHolder, ReplicaSettings, ReplicatedStep
+from spottrain_api.contract.assignments import Member
+from spottrain_api.contract.replicas import HeldShards, ReplicaHolder, ReplicaSettings, ReplicatedStep
+from spottrain_api.contract.reports import CommitRef
 from spottrain_operator.core.facts.situation import PodFacts, Situation
 from spottrain_operator.core.model import JobView
 

@@ -12,8 +12,9 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, TypeVar
 
-from spottrain_api.contract import AgentPhase, AgentReport
-from spottrain_api.v1alpha1 import TrainingJobSpec, TrainingSettings
+from spottrain_api.contract.assignments import AgentPhase, AgentReport
+from spottrain_api.settings.training import TrainingSettings
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.facts.notices import Doom, doom_of, is_hinted
 from spottrain_operator.core.model import NodeView, Observed, PodView, Refusal
 from spottrain_operator.core.timing import Timing, after, seconds_between

@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spottrain_api.contract import LABEL_JOB
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
+from spottrain_api.contract.names import LABEL_JOB
+from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus
 from spottrain_operator.core.facts.members import STILL_IN, MemberFacts, is_unheard, leaving_sentence, members_of
 from spottrain_operator.core.facts.progress import newest_progress
 from spottrain_operator.core.facts.situation import Situation

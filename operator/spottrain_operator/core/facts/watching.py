@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spottrain_api.contract import CapacityType, NodeWatch, WatchState
-from spottrain_api.v1alpha1 import GenerationStatus
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.notices import NodeWatch, WatchState
+from spottrain_api.v1alpha1.status import GenerationStatus
 from spottrain_operator.core.model import ReportView
 from spottrain_operator.core.timing import Timing
 

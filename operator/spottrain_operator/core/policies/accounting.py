@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spottrain_api.contract import CapacityType
-from spottrain_api.v1alpha1 import Capacity, CostStatus, TrainingJobStatus
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.v1alpha1.capacity import Capacity
+from spottrain_api.v1alpha1.status import CostStatus, TrainingJobStatus
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import says_nothing
 from spottrain_operator.core.facts.situation import PodFacts, Situation

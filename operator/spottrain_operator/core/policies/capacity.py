@@ -8,8 +8,10 @@ from __future__ import annotations
 from datetime import datetime
 from itertools import pairwise
 
-from spottrain_api.contract import CapacityType, EventReason
-from spottrain_api.v1alpha1 import FallbackPolicy, TrainingJobSpec
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.conditions import EventReason
+from spottrain_api.v1alpha1.capacity import FallbackPolicy
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.places import demand, demand_of, places
 from spottrain_operator.core.facts.pools import asks_for_current_nodes, pool_sentence, pools_have

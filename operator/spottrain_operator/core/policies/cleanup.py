@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spottrain_api.v1alpha1 import CleanPodPolicy
+from spottrain_api.v1alpha1.spec import CleanPodPolicy
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.places import places
 from spottrain_operator.core.facts.pools import asks_for_current_nodes

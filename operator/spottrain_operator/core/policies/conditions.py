@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import (
-    CapacityType,
-    Cause,
-    ConditionReason,
-    ConditionType,
-    EventReason,
-    FailureReason,
-    Progress,
-    TrainerPhase,
-)
-from spottrain_api.v1alpha1 import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.causes import Cause
+from spottrain_api.contract.conditions import ConditionReason, ConditionType, EventReason
+from spottrain_api.contract.reports import FailureReason, Progress, TrainerPhase
+from spottrain_api.v1alpha1.status import Counts, GenerationState, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.facts.members import members_of, says_nothing

@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
-from spottrain_api.contract import AgentPhase, Cause, ConditionType
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase
+from spottrain_api.contract.assignments import AgentPhase
+from spottrain_api.contract.causes import Cause
+from spottrain_api.contract.conditions import ConditionType
+from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus, Phase
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.causes import FAILURES, PREEMPTIONS, outranks
 from spottrain_operator.core.facts.members import STILL_IN, MemberFacts, MemberState, worked_unseen

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spottrain_api.contract import FATAL_REASONS, Cause, EndReason, Failure, FailureReason, Progress, WaitingReason
-from spottrain_api.v1alpha1 import GenerationStatus, Phase
+from spottrain_api.contract.causes import Cause
+from spottrain_api.contract.conditions import EndReason, WaitingReason
+from spottrain_api.contract.reports import FATAL_REASONS, Failure, FailureReason, Progress
+from spottrain_api.v1alpha1.status import GenerationStatus, Phase
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import (
     STILL_IN,

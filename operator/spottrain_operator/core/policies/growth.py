@@ -5,8 +5,9 @@ Such drains are rare, admit many pods at a time, and happen only if they pay.
 
 from __future__ import annotations
 
-from spottrain_api.contract import Cause, ConditionType
-from spottrain_api.v1alpha1 import GenerationState
+from spottrain_api.contract.causes import Cause
+from spottrain_api.contract.conditions import ConditionType
+from spottrain_api.v1alpha1.status import GenerationState
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import members_of, says_nothing
 from spottrain_operator.core.facts.places import places

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import Cause, EventReason
-from spottrain_api.v1alpha1 import FINISHED_PHASES, GenerationState, GenerationStatus, Phase
+from spottrain_api.contract.causes import Cause
+from spottrain_api.contract.conditions import EventReason
+from spottrain_api.v1alpha1.status import FINISHED_PHASES, GenerationState, GenerationStatus, Phase
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import members_of
 from spottrain_operator.core.facts.places import places

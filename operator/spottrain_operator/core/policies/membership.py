@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spottrain_api.contract import CapacityType, Cause, EventReason, Member, Progress, TrainerPhase
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus, Phase, ProgressStatus
+from spottrain_api.contract.assignments import CapacityType, Member
+from spottrain_api.contract.causes import Cause
+from spottrain_api.contract.conditions import EventReason
+from spottrain_api.contract.reports import Progress, TrainerPhase
+from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus, Phase, ProgressStatus
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.facts.members import (

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from spottrain_api.contract import ConditionReason, ConditionType, EventReason, WatchState
+from spottrain_api.contract.conditions import ConditionReason, ConditionType, EventReason
+from spottrain_api.contract.notices import WatchState
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.facts.watching import SpotWatch, spot_watches

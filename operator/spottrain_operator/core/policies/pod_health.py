@@ -5,7 +5,8 @@ If not, the message has the words of whoever refuses them.
 
 from __future__ import annotations
 
-from spottrain_api.contract import CapacityType, ConditionReason, ConditionType, EndReason, EventReason, WaitingReason
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.contract.conditions import ConditionReason, ConditionType, EndReason, EventReason, WaitingReason
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.places import places
 from spottrain_operator.core.facts.situation import Situation

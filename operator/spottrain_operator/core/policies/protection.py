@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spottrain_api.contract import ANNOTATION_DO_NOT_DISRUPT, ANNOTATION_SAFE_TO_EVICT
+from spottrain_api.contract.names import ANNOTATION_DO_NOT_DISRUPT, ANNOTATION_SAFE_TO_EVICT
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.situation import PodFacts, Situation
 from spottrain_operator.core.model import AnnotatePod

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from spottrain_api.contract import CommitRef, EventReason, Progress
-from spottrain_api.v1alpha1 import GenerationStatus, ProgressStatus, TrainingJobStatus
+from spottrain_api.contract.conditions import EventReason
+from spottrain_api.contract.reports import CommitRef, Progress
+from spottrain_api.v1alpha1.status import GenerationStatus, ProgressStatus, TrainingJobStatus
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.progress import found_commits, newest_progress, reported
 from spottrain_operator.core.facts.situation import Situation

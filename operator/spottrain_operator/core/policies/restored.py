@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spottrain_api.contract import Cause
-from spottrain_api.v1alpha1 import GenerationState
+from spottrain_api.contract.causes import Cause
+from spottrain_api.v1alpha1.status import GenerationState
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import members_of
 from spottrain_operator.core.facts.situation import BUSY, Situation

@@ -5,7 +5,7 @@ Changes wake the reconciler, but time alone doesn't.
 
 from __future__ import annotations
 
-from spottrain_api.v1alpha1 import GenerationState, GenerationStatus
+from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import MemberState, members_of, says_nothing
 from spottrain_operator.core.facts.situation import Situation

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from spottrain_api.contract import ConditionReason, ConditionType, EventReason
+from spottrain_api.contract.conditions import ConditionReason, ConditionType, EventReason
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import Rival

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spottrain_api.contract import Cause
-from spottrain_api.v1alpha1 import GenerationStatus, TrainingJobStatus, Transition
+from spottrain_api.contract.causes import Cause
+from spottrain_api.v1alpha1.status import GenerationStatus, TrainingJobStatus, Transition
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.progress import newest_progress
 from spottrain_operator.core.facts.situation import Situation

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spottrain_api.contract import ConditionReason, ConditionType, EventReason
-from spottrain_api.v1alpha1 import MOST_FREE_FORM, MOST_LEVELS
+from spottrain_api.contract.conditions import ConditionReason, ConditionType, EventReason
+from spottrain_api.v1alpha1.free_form import MOST_FREE_FORM, MOST_LEVELS
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_runtime.wording import listed

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from spottrain_api.contract import TRAINER_CONTAINER, AgentReport, WaitingReason
+from spottrain_api.contract.assignments import AgentReport
+from spottrain_api.contract.conditions import WaitingReason
+from spottrain_api.contract.names import TRAINER_CONTAINER
 from spottrain_operator.core.model import FAILED_STARTS, PodView
 from spottrain_runtime.wording import clause, counted, listed, time_of_day
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from spottrain_api.contract import CapacityType
-from spottrain_api.v1alpha1 import TrainingJobSpec
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.model import KeptAway, PodView
 from spottrain_runtime.wording import clause, counted
 

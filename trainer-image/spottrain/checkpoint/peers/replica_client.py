@@ -13,7 +13,8 @@ from http import HTTPStatus
 from spottrain.checkpoint.errors import ObjectNotFound, StorageDenied, StorageUnavailable
 from spottrain.checkpoint.format.manifest import data_key, receipt_key
 from spottrain.checkpoint.stores.storage import Buffer
-from spottrain_api.contract import PROCESSOR_SECONDS, HeldShards, ReplicatedStep
+from spottrain_api.contract.names import PROCESSOR_SECONDS
+from spottrain_api.contract.replicas import HeldShards, ReplicatedStep
 
 # How long a member may take for a piece of an object, and then to answer.
 TIMEOUT_SECONDS = 10.0

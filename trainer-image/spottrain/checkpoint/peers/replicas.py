@@ -38,7 +38,7 @@ from spottrain.checkpoint.format.part_reader import PartReader
 from spottrain.checkpoint.peers.replica_client import ReplicaClient, ReplicaReader, prefix, state_key
 from spottrain.checkpoint.saving.staging import StagingBuffer
 from spottrain.checkpoint.stores.storage import Buffer
-from spottrain_api.contract import HeldShards, ReplicaSettings, ReplicatedStep
+from spottrain_api.contract.replicas import HeldShards, ReplicaSettings, ReplicatedStep
 
 logger = logging.getLogger(__name__)
 
