@@ -1,4 +1,4 @@
-# All commands for the checkout. Nothing is installed outside of it, except the cache of built binaries and of pip's
+# All commands for the checkout. Nothing is installed outside of it, except the cache of binaries and of pip's
 # downloads (~/.cache/spottrain). Nothing needs root.
 # `make gpu` uses a PYTHON from the environment or the command line as it is.
 GIVEN := $(if $(filter environment command,$(firstword $(origin PYTHON))),$(PYTHON))
@@ -30,8 +30,11 @@ $(STAMP): pyproject.toml constraints.txt
 
 env: $(STAMP) ## Create the virtual environment .venv, with all packages pinned by constraints.txt.
 
-binaries: $(STAMP) ## Build Kubernetes, etcd and Helm into the cache, once. Skipped if KUBEBUILDER_ASSETS is set.
+binaries: $(STAMP) ## Fetch Kubernetes, etcd and Helm into the cache, once, or build them. Not if KUBEBUILDER_ASSETS is set.
 	$(BIN)/python -m spottrain_local.binaries
+
+all-binaries: $(STAMP) ## The same, and what serves `kubectl exec` and `top`, and what restores etcd. Tests need these.
+	$(BIN)/python -m spottrain_local.binaries --all
 
 prometheus: $(STAMP) ## Fetch Prometheus and promtool for the tests into the cache, once, if they are not on the PATH.
 	$(BIN)/python tests/prometheus_binaries.py
@@ -52,7 +55,7 @@ audit: binaries ## Check the chart, with each preset, and the Dockerfiles with c
 	test -x $(AUDIT)/bin/checkov || ($(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/pip install --quiet checkov==3.3.30)
 	rm -rf $(AUDIT)/chart && mkdir $(AUDIT)/chart
 	for values in charts/spottrain/values*.yaml; do \
-		"$$($(BIN)/python -m spottrain_local.binaries --which helm)" template spottrain charts/spottrain \
+		"$$($(BIN)/python -m spottrain_local.binaries helm)" template spottrain charts/spottrain \
 			--namespace spottrain-system --values $$values > $(AUDIT)/chart/$$(basename $$values) || exit; \
 	done
 	$(AUDIT)/bin/checkov --config-file .checkov.yaml --directory $(AUDIT)/chart
@@ -61,16 +64,17 @@ audit: binaries ## Check the chart, with each preset, and the Dockerfiles with c
 docs: $(STAMP) ## Build the documentation into build/docs. A dead link is an error.
 	$(BIN)/python -m sphinx --builder html --fresh-env --quiet --fail-on-warning --keep-going docs build/docs
 
-unit: $(STAMP) ## Run the unit tests.
+unit: $(STAMP) ## Run the unit tests. Fetches or builds Helm for them, once.
+	$(BIN)/python -m spottrain_local.binaries helm
 	$(PYTEST) -m 'not nightly' tests/unit
 
 # Where HEAD left main: what differs from it is what a change touches.
 SINCE ?= origin/main
-check: $(STAMP) ## Before a commit: style, types, unit tests, and the tests that the change touches (SINCE=origin/main).
+check: $(STAMP) all-binaries ## Before a commit: style, types, unit tests, and the tests that the change touches (SINCE=origin/main).
 	touched="$$($(BIN)/python tests/touched.py --since $(SINCE))" && \
 		$(MAKE) --no-print-directory --jobs=2 --output-sync=line lint run-tests TESTS="tests/unit $$touched"
 
-test: $(STAMP) binaries prometheus ## The gate: check style, types and docs, and run all tests.
+test: $(STAMP) all-binaries prometheus ## The gate: check style, types and docs, and run all tests.
 	$(MAKE) --no-print-directory --jobs=3 --output-sync=line lint docs run-tests
 
 TESTS ?= tests
@@ -78,16 +82,16 @@ TESTS ?= tests
 run-tests: $(STAMP)
 	$(PYTEST) -m 'not nightly' $(TESTS)
 
-coverage: $(STAMP) binaries prometheus ## Run the tests of `make test`, and show what none of them reaches.
+coverage: $(STAMP) all-binaries prometheus ## Run the tests of `make test`, and show what none of them reaches.
 	$(PYTEST) -m 'not nightly' --cov
 
-test-nightly: $(STAMP) binaries ## Run the tests that `make test` leaves out: long ones, and further variants.
+test-nightly: $(STAMP) all-binaries ## Run the tests that `make test` leaves out: long ones, and further variants.
 	$(PYTEST) -m nightly
 
-test-containers: $(STAMP) binaries ## Run the tests of `local up --runtime podman`. They need root and podman, and fail without.
+test-containers: $(STAMP) all-binaries ## Run the tests of `local up --runtime podman`. They need root and podman, and fail without.
 	$(BIN)/python -m pytest -n0 --containers -m containers
 
-test-clients: $(STAMP) binaries ## Run the e2e tests of public Kubernetes clients on a local cluster. Fetches them first.
+test-clients: $(STAMP) all-binaries ## Run the e2e tests of public Kubernetes clients on a local cluster. Fetches them first.
 	$(BIN)/python tests/clients/run.py $(SUITES)
 
 constraints: $(STAMP) ## Update constraints.txt and requirements/ to the newest releases that work together. Then `make test`.
@@ -101,7 +105,7 @@ requirements: $(STAMP) ## Write requirements/: the images' packages of constrain
 release: binaries ## Build wheel, sdist, chart, CRD, SBOMs of the images and checksums into dist/.
 	rm -rf dist && mkdir dist
 	$(BIN)/python -m hatchling build -d dist
-	"$$($(BIN)/python -m spottrain_local.binaries --which helm)" package charts/spottrain --destination dist
+	"$$($(BIN)/python -m spottrain_local.binaries helm)" package charts/spottrain --destination dist
 	cp crds/*.yaml dist/
 	cp requirements/operator.txt dist/operator-requirements.txt
 	cat requirements/trainer.txt requirements/trainer-cuda.txt > dist/trainer-image-requirements.txt

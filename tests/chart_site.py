@@ -17,7 +17,6 @@ from minimal_job import MINIMAL
 from spottrain_api import crd
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
-from spottrain_local.binaries import find_binaries
 from spottrain_local.install import chart_folder, find_helm
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.pods import JobRef, build_pod
@@ -27,9 +26,7 @@ Object = dict[str, Any]
 
 def rendered(name: str, values: Object) -> list[Object]:
     """The chart's rights and policies, as the release `name` in its namespace."""
-    binaries = find_binaries()
-    assert binaries is not None, "run `make binaries`"
-    command = [find_helm(binaries), "template", name, str(chart_folder()), "-n", name, "--values", "-"]
+    command = [find_helm(), "template", name, str(chart_folder()), "-n", name, "--values", "-"]
     done = subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     groups = ("rbac.authorization.k8s.io/v1", "admissionregistration.k8s.io/v1")

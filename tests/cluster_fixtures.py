@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 from spottrain_api.contract.names import GROUP, PLURAL, VERSION
-from spottrain_local.binaries import find_binaries
 from spottrain_local.cluster import Cluster
 from spottrain_local.install import find_kubectl
 from spottrain_local.layout import ClusterLayout
@@ -159,8 +158,6 @@ def throw_away_cluster(root: Path, spec: ClusterSpec = SMALL) -> Iterator[Cluste
 
     Whatever happens, the cluster ends, with everything that belongs to it.
     """
-    if find_binaries() is None:
-        pytest.fail("The control plane is not built: run `make binaries` or `python -m spottrain_local.binaries`.")
     cluster = Cluster(layout=ClusterLayout(root=root))
     try:
         cluster.up(spec)

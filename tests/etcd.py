@@ -82,7 +82,5 @@ def _flags(process: psutil.Process) -> dict[str, str]:
 
 
 def _run(name: str, *args: str) -> None:
-    binaries = find_binaries()
-    assert binaries is not None
-    done = subprocess.run([binaries.path(name), *args], capture_output=True, text=True, check=False)
+    done = subprocess.run([find_binaries().path(name), *args], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{name} {' '.join(args)}: {done.stderr}"

@@ -14,7 +14,6 @@ import yaml
 
 from cluster_fixtures import Kubectl
 from spottrain_api import crd
-from spottrain_local.binaries import find_binaries
 from spottrain_local.cluster import Cluster
 from spottrain_local.install import NAMESPACE, RELEASE, chart_folder, find_helm, local_values
 
@@ -57,11 +56,9 @@ class HelmRelease:
 
     def run(self, *args: str) -> subprocess.CompletedProcess[str]:
         """Run Helm in the release's namespace, whatever comes of it."""
-        binaries = find_binaries()
-        assert binaries is not None, "run `make binaries`"
         env = os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig)}
         env |= {f"HELM_{kind}_HOME": str(self.folder / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
-        command = [find_helm(binaries), *args, "--namespace", self.namespace]
+        command = [find_helm(), *args, "--namespace", self.namespace]
         return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
 
     def __call__(self, *args: str) -> str:

@@ -64,14 +64,11 @@ async def api_server(folder: Path) -> AsyncIterator[ApiServer]:
 
     `folder` holds its state.
     """
-    binaries = find_binaries()
-    if binaries is None:
-        raise SystemExit("The control plane is not built: run `make binaries`.")
     layout = ClusterLayout(root=folder)
     claim = claim_network()
     plane = ControlPlane(
         layout=layout,
-        binaries=binaries,
+        binaries=find_binaries(),
         credentials=issue_credentials(layout.pki),
         ports=claim.ports(PORT_NAMES),
     )

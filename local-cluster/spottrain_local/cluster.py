@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spottrain_local.address import port_block
-from spottrain_local.binaries import find_binaries
+from spottrain_local.binaries import CONTROL_PLANE, find_binaries
 from spottrain_local.layout import (
     ClusterLayout,
     LocalClusterError,
@@ -274,10 +274,10 @@ class Cluster:
         return (spec or self._last_spec()).model_copy(update={"runtime": runtime}) if runtime else spec
 
     def _check_runtime(self, spec: ClusterSpec) -> None:
-        binaries = find_binaries()
-        if spec.runtime == "podman" and binaries:
+        if spec.runtime == "podman":
+            probe = find_binaries().path("etcd")
             self.layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            check_podman(binaries.path("etcd"), self.layout.root)
+            check_podman(probe, self.layout.root)
 
     def _write_spec(self, spec: ClusterSpec | None) -> None:
         self.layout.root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -285,8 +285,7 @@ class Cluster:
             write_atomically(self.layout.spec, (spec or DEFAULT_SPEC).model_dump_json(by_alias=True, indent=1))
 
     def _start_supervisor(self) -> subprocess.Popen[bytes]:
-        if find_binaries() is None:
-            raise LocalClusterError("The control plane is not built yet. Run `python -m spottrain_local.binaries`.")
+        find_binaries(*CONTROL_PLANE)
         with (self.layout.root / "supervisor.log").open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "spottrain_local.supervisor", "--state", self.layout.root],

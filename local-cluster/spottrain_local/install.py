@@ -18,7 +18,7 @@ import yaml
 
 from spottrain_api.contract.names import CONTROL_PORT, HEALTH_PORT, METRICS_PORT
 from spottrain_local.address import free_port
-from spottrain_local.binaries import Binaries, find_binaries
+from spottrain_local.binaries import HELM, find_binaries
 from spottrain_local.cluster import Cluster
 from spottrain_local.layout import LocalClusterError, checkout_root
 from spottrain_local.shapes import pool_selector
@@ -92,9 +92,6 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
     Raises:
         LocalClusterError: Helm failed; the text has what it printed.
     """
-    binaries = find_binaries()
-    if binaries is None:
-        raise LocalClusterError("Helm is not built yet. Run `python -m spottrain_local.binaries`.")
     check_operator_image(cluster.spec())
     with _alone(cluster), tempfile.TemporaryDirectory(prefix="spottrain-helm-") as folder:
         # Helm keeps no files of its own in the user's folders. What it and kubectl learn of the API server is older
@@ -109,7 +106,7 @@ def install_operator(cluster: Cluster, extra_values: dict[str, Any] | None = Non
         extra.write_text(yaml.safe_dump(extra_values or {}))
         _run(
             [
-                find_helm(binaries),
+                find_helm(),
                 *("upgrade", "--install", RELEASE, str(chart_folder())),
                 *("--namespace", NAMESPACE, "--create-namespace"),
                 *("--values", str(chart_folder() / "values.local.yaml")),
@@ -140,13 +137,13 @@ def _forget_unfinished(env: dict[str, str]) -> None:
     _run([find_kubectl(), *command], env)
 
 
-def find_helm(binaries: Binaries) -> str:
+def find_helm() -> str:
     """Return Helm beside the control plane's binaries, otherwise from the PATH.
 
     Assets for envtest lack it.
     """
-    beside = binaries.folder / "helm"
-    return str(beside) if beside.is_file() else shutil.which("helm") or str(binaries.path("helm"))
+    binaries = find_binaries()
+    return str(binaries.find(HELM) or shutil.which("helm") or binaries.path(HELM))
 
 
 def find_kubectl() -> str:

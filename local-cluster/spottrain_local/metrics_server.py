@@ -9,6 +9,7 @@ import logging
 import socket
 from dataclasses import dataclass
 
+from spottrain_local.binaries import METRICS
 from spottrain_local.controlplane import LOOPBACK, ControlPlane
 from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError, JSONObject
 from spottrain_local.pki import Authority
@@ -16,7 +17,6 @@ from spottrain_local.processes import ProcessSpec
 
 logger = logging.getLogger(__name__)
 
-BINARY = "metrics-server"
 PORT_NAME = "metrics"
 # Seconds between two readings of the nodes. metrics-server accepts no less than 10.
 RESOLUTION_SECONDS = 10
@@ -44,7 +44,7 @@ class MetricsServer:
     def process(self) -> ProcessSpec | None:
         """Return the program, or None if the binaries do not have it."""
         plane, authority = self.control_plane, self._authority
-        program = plane.binaries.find(BINARY)
+        program = plane.binaries.find(METRICS)
         if program is None:
             return None
         pki = plane.layout.pki
@@ -53,7 +53,7 @@ class MetricsServer:
         kubeconfig = pki / "metrics-server.kubeconfig"
         plane.write_kubeconfig(kubeconfig, identity)
         return plane.process(
-            BINARY,
+            METRICS,
             f"--kubeconfig={kubeconfig}",
             f"--authentication-kubeconfig={kubeconfig}",
             f"--authorization-kubeconfig={kubeconfig}",

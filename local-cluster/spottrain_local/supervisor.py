@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from spottrain_local.address import CONTAINER_PREFIX, NetworkClaim, claim_network
-from spottrain_local.binaries import find_binaries
+from spottrain_local.binaries import CONTROL_PLANE, find_binaries
 from spottrain_local.cloud import Cloud
 from spottrain_local.cluster import PARTS
 from spottrain_local.control_api import serve_control_api
@@ -54,9 +54,7 @@ class Supervisor:
     """One local cluster, from `run` until `stop` is requested."""
 
     def __init__(self, layout: ClusterLayout, spec: ClusterSpec, network: NetworkClaim, working_dir: Path) -> None:
-        binaries = find_binaries()
-        if binaries is None:
-            raise LocalClusterError("The control plane is not built. Run `python -m spottrain_local.binaries`.")
+        binaries = find_binaries(*CONTROL_PLANE)
         ports = network.ports([*PORT_NAMES, *STORE_PORT_NAMES, *GRPC_PORT_NAMES, METRICS_PORT_NAME])
         self.layout = layout
         self.network = network

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from cluster_fixtures import Kubectl, wait_for
-from spottrain_local.binaries import find_binaries
+from spottrain_local.install import find_helm
 
 pytestmark = pytest.mark.cluster
 
@@ -48,9 +48,7 @@ class Release:
     kubectl: Kubectl
 
     def render(self, values: dict[str, Any]) -> list[dict[str, Any]]:
-        binaries = find_binaries()
-        assert binaries is not None, "run `make binaries`"
-        command = [str(binaries.path("helm")), "template", self.name, str(CHART), "-n", self.name, "--values", "-"]
+        command = [find_helm(), "template", self.name, str(CHART), "-n", self.name, "--values", "-"]
         done = subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return [each for each in yaml.safe_load_all(done.stdout) if each]

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from cluster_fixtures import SMALL, Kubectl, throw_away_cluster
 from helm_release import HelmRelease, older_chart
-from spottrain_local.binaries import find_binaries
+from spottrain_local.binaries import CONTROL_PLANE, find_binaries
 from spottrain_local.cli import local
 from spottrain_local.cluster import open_cluster
 from spottrain_local.install import NAMESPACE, install_operator
@@ -42,13 +42,10 @@ def test_the_operator_is_installed_and_upgraded(tmp_path: Path, monkeypatch: pyt
 def test_a_cluster_whose_installation_fails_stays_up_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    binaries = find_binaries()
-    assert binaries is not None
     assets = tmp_path / "assets"
     assets.mkdir()
-    for program in binaries.folder.iterdir():
-        if program.name != "helm":
-            (assets / program.name).symlink_to(program)
+    for name in CONTROL_PLANE:
+        (assets / name).symlink_to(find_binaries().path(name))
     (assets / "helm").write_text("#!/bin/sh\necho Error: no such chart >&2; exit 1\n")
     (assets / "helm").chmod(0o755)
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(assets))

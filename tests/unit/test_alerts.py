@@ -17,7 +17,7 @@ from docs.reference_pages import REPOSITORY
 from docs.reference_pages.job_metrics import exposed_name
 
 from prometheus_binaries import NoPrometheusError, Prometheus, ensure_prometheus, find_prometheus
-from spottrain_local.binaries import find_binaries
+from spottrain_local.install import find_helm
 from spottrain_operator.metrics import Metrics
 from spottrain_watcher.metrics import Metrics as WatcherMetrics
 
@@ -121,9 +121,7 @@ def test_the_configuration_in_the_docs_finds_pods_of_both_kinds_of_addresses(
 
 @pytest.mark.cluster
 def test_the_chart_makes_a_rule_object_of_the_file() -> None:
-    binaries = find_binaries()
-    assert binaries is not None, "run `make binaries`"
-    command = [str(binaries.path("helm")), "template", "s", str(CHART), "--set", "alerts.enabled=true"]
+    command = [find_helm(), "template", "s", str(CHART), "--set", "alerts.enabled=true"]
     options = ["--set", "alerts.labels.release=prom", "--show-only", "templates/alerts.yaml"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=True, timeout=60)
     rule = yaml.safe_load(done.stdout)

@@ -13,21 +13,17 @@ from typing import Any
 
 import pytest
 
-from spottrain_local.binaries import find_binaries
 from spottrain_local.install import chart_folder, find_helm
 
 
 def included(folder: Path, helper: str, values: dict[str, Any]) -> str:
     """What a helper gives for these values."""
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.fail("Helm is not built: run `make binaries`.")
     (folder / "Chart.yaml").write_text("{apiVersion: v2, name: helpers, version: 0.1.0}")
     for file in (chart_folder() / "templates").glob("_*.tpl"):
         (folder / "templates").mkdir(exist_ok=True)
         shutil.copy(file, folder / "templates")
     (folder / "templates" / "given.yaml").write_text(f'given: {{{{ include "{helper}" .Values | quote }}}}')
-    command = [find_helm(binaries), "template", "helpers", str(folder), "--values", "-"]
+    command = [find_helm(), "template", "helpers", str(folder), "--values", "-"]
     done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=True, timeout=60)
     return done.stdout.partition("given: ")[2].strip().strip('"')
 

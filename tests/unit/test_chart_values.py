@@ -13,7 +13,6 @@ import yaml
 from docs.reference_pages import chart, chart_schema
 
 from spottrain_api.contract.assignments import CapacityType
-from spottrain_local.binaries import find_binaries
 from spottrain_local.install import find_helm
 from spottrain_operator.command import main
 from spottrain_operator.objects.placement import TERMS
@@ -71,10 +70,7 @@ def test_the_operator_keeps_off_the_nodes_that_spot_pods_go_to() -> None:
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.fail("Helm is not built: run `make binaries`.")
-    command = [find_helm(binaries), "template", "spottrain", str(CHART), *arguments]
+    command = [find_helm(), "template", "spottrain", str(CHART), *arguments]
     if "--name-template" in arguments:
         command.remove("spottrain")
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

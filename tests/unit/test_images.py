@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spottrain_local.binaries import find_binaries
-from spottrain_local.install import operator_image
+from spottrain_local.install import find_helm, operator_image
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -39,13 +38,10 @@ def commands_of(document: str) -> str:
 @pytest.mark.cluster
 @pytest.mark.parametrize("document", ["README.md", "charts/spottrain/README.md"])
 def test_the_chart_asks_for_the_image_that_the_documents_commands_push(document: str) -> None:
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.fail("Helm is not built: run `make binaries`.")
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", REHEARSED + commands_of(document)],
         cwd=ROOT,
-        env=os.environ | {"HELM": str(binaries.path("helm"))},
+        env=os.environ | {"HELM": find_helm()},
         capture_output=True,
         text=True,
         timeout=60,
@@ -79,7 +75,7 @@ def test_the_operators_image_can_be_built_alone() -> None:
 
 
 def test_helm_may_be_in_a_folder_with_a_space_in_its_name() -> None:
-    uses = re.findall(r".\$\$\(\$\(BIN\)/python [^)]* --which helm\).", (ROOT / "Makefile").read_text())
+    uses = re.findall(r".\$\$\(\$\(BIN\)/python [^)]* helm\).", (ROOT / "Makefile").read_text())
     assert len(uses) == 2
     assert all(use[0] == use[-1] == '"' for use in uses)
 

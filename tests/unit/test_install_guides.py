@@ -23,7 +23,6 @@ import yaml
 from botocore import xform_name
 
 from spottrain_api.contract.names import KIND
-from spottrain_local.binaries import find_binaries
 from spottrain_local.install import find_helm
 
 ROOT = Path(__file__).parents[2]
@@ -119,13 +118,11 @@ def test_make_has_every_target(guide: Rehearsal) -> None:
 
 @pytest.mark.cluster
 def test_helm_installs_the_image_that_was_pushed(guide: Rehearsal) -> None:
-    binaries = find_binaries()
-    assert binaries is not None, "run `make binaries`"
     ours = [call for call in guide.of("helm", "upgrade") if "charts/spottrain" in call]
     assert ours
     for call in ours:
         arguments = [each for each in call[2:] if each != "--install"]
-        command = [find_helm(binaries), "template", *arguments]
+        command = [find_helm(), "template", *arguments]
         done = subprocess.run(command, cwd=guide.folder, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, done.stderr
         objects = [each for each in yaml.safe_load_all(done.stdout) if each]

@@ -1,10 +1,9 @@
-"""Networks, keys, binaries and child processes of the local cluster."""
+"""Networks, keys and child processes of the local cluster."""
 
 import asyncio
 import contextlib
 import errno
 import os
-import re
 import select
 import shutil
 import signal
@@ -19,40 +18,22 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from cluster_fixtures import wait_for
 from spottrain_local.address import claim_network, free_port
-from spottrain_local.binaries import PACKAGES, Binaries, ensure_binaries, find_binaries
+from spottrain_local.binaries import CONTROL_PLANE, HELM
 from spottrain_local.cli import local
 from spottrain_local.cluster import Cluster
-from spottrain_local.install import find_helm, install_operator
+from spottrain_local.install import install_operator
 from spottrain_local.layout import (
     ClusterLayout,
     LocalClusterError,
-    checkout_root,
     cluster_layout,
     clusters_root,
 )
 from spottrain_local.pki import open_authority
 from spottrain_local.processes import ChildProcess, ProcessSpec
 from spottrain_local.spec import DEFAULT_SPEC
-
-FAKE_GO = """#!/bin/sh
-# Stands in for the Go tool: answers as it does, and "compiles" by touching files.
-case "$1" in
-  env) echo go1.26.4 ;;
-  list) printf 'a/b\\nc/d\\n' ;;
-  build)
-    {before}
-    for word; do [ "$previous" = -o ] && target="$word"; previous="$word"; done
-    for name in server etcdctl etcdutl helm kube-apiserver kube-controller-manager kube-scheduler kubelet-streams \
-      metrics-server; do
-      echo $name > "$target$name"
-    done
-    printf 'a/b\\nc/d\\n' >&2 ;;
-esac
-"""
 
 
 def test_two_claims_get_different_networks() -> None:
@@ -93,59 +74,11 @@ def test_keys_are_for_the_user_alone_and_an_authority_is_kept(tmp_path: Path) ->
     assert (tmp_path / "ca.crt").read_bytes() == before
 
 
-@pytest.fixture
-def fake_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A Go tool on the PATH that builds nothing, and a cache of its own."""
-    go = tmp_path / "bin" / "go"
-    go.parent.mkdir()
-    go.write_text(FAKE_GO.format(before=""))
-    go.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{go.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
-    return go
-
-
-def test_binaries_are_built_once(fake_go: Path) -> None:
-    assert find_binaries() is None
-    binaries = ensure_binaries(Console(quiet=True))
-    assert all(binaries.path(name).is_file() for name in PACKAGES)
-    fake_go.write_text("#!/bin/sh\nexit 1\n")
-    assert ensure_binaries(Console(quiet=True)) == binaries
-
-
-def test_a_failed_build_leaves_nothing_and_says_why(fake_go: Path, tmp_path: Path) -> None:
-    fake_go.write_text(FAKE_GO.format(before="echo no space left on device; exit 1"))
-    with pytest.raises(LocalClusterError, match="no space left on device"):
-        ensure_binaries(Console(quiet=True))
-    assert find_binaries() is None
-    assert list((tmp_path / "cache" / "spottrain").glob("controlplane-*")) == []
-
-
-def test_foreign_binaries_must_be_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
-    with pytest.raises(LocalClusterError, match=r"There is no etcd in .*KUBEBUILDER_ASSETS"):
-        find_binaries()
-
-
-def test_helm_is_taken_from_the_path_where_the_foreign_binaries_lack_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assets, on_path = Binaries(folder=tmp_path / "assets"), tmp_path / "bin" / "helm"
-    monkeypatch.setenv("PATH", str(on_path.parent))
-    with pytest.raises(LocalClusterError, match=r"There is no helm in .*KUBEBUILDER_ASSETS"):
-        find_helm(assets)
-    for helm in (on_path, assets.folder / "helm"):
-        helm.parent.mkdir()
-        helm.touch(mode=0o755)
-        assert find_helm(assets) == str(helm)
-
-
 def test_an_installation_that_was_killed_does_not_keep_the_next_from_helm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record of the release that helm leaves is deleted first."""
-    for name in ("kubectl", *PACKAGES):
+    for name in ("kubectl", *CONTROL_PLANE, HELM):
         (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/commands\n')
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -160,17 +93,6 @@ def test_an_installation_that_was_killed_does_not_keep_the_next_from_helm(
         " owner=helm,name=spottrain,status in (pending-install,pending-upgrade,pending-rollback)"
     )
     assert upgrade.startswith("helm upgrade --install spottrain ")
-
-
-def test_the_readme_says_what_foreign_binaries_must_have() -> None:
-    readme = (checkout_root() / "README.md").read_text()
-    [section] = [part for part in readme.split("\n## ") if "KUBEBUILDER_ASSETS" in part]
-    assert [name for name in PACKAGES if f"`{name}`" not in section] == []
-    go_mod = checkout_root() / "local-cluster" / "controlplane" / "go.mod"
-    pinned = re.findall(r"k8s.io/kubernetes (v\S+)", go_mod.read_text())
-    assert re.findall(r"/release/(v[^/]+)/bin", section) == pinned
-    minor = pinned[0].removeprefix("v").rpartition(".")[0]
-    assert re.findall(r"(?:-p path |release \()(\d+\.\d+)", section) == [minor, minor]
 
 
 async def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from spottrain_api.contract.names import (
 )
 from spottrain_api.contract.nodes import SPOT_LABELS
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
-from spottrain_local.binaries import find_binaries
+from spottrain_local.install import find_helm
 from spottrain_operator.command import main
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 from spottrain_operator.kube.lease import LeaseSettings
@@ -60,10 +60,7 @@ def test_the_watcher_runs_on_the_nodes_that_spot_pods_go_to() -> None:
 
 
 def render(*values: str) -> list[dict[str, Any]]:
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.fail("Helm is not built: run `make binaries`.")
-    command = [str(binaries.path("helm")), "template", "spottrain", str(CHART), "-n", "spottrain-system"]
+    command = [find_helm(), "template", "spottrain", str(CHART), "-n", "spottrain-system"]
     done = subprocess.run([*command, *values], capture_output=True, text=True, check=True, timeout=60)
     return [each for each in yaml.safe_load_all(done.stdout) if each]
 

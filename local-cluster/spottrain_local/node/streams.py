@@ -28,8 +28,8 @@ from spottrain_local.node.shimmed_processes import ATTACH_SOCKET
 logger = logging.getLogger(__name__)
 
 NO_PROGRAM = (
-    "This node has no kubelet-streams, which serves exec, attach, cp and port-forward. If KUBEBUILDER_ASSETS is set, "
-    "unset it and start the cluster again: spottrain then builds its own binaries."
+    "This node has no kubelet-streams, which serves exec, attach, cp and port-forward. Stop the cluster, and start "
+    "it again with `spottrain local up`, without --no-exec. If KUBEBUILDER_ASSETS is set, unset it first."
 )
 _MAX_LINE = 2**16
 
