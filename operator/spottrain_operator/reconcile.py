@@ -33,12 +33,11 @@ from spottrain_operator.core.model import (
     Observed,
     Plan,
     PodView,
-    Refusal,
 )
 from spottrain_operator.core.policies.understanding import sentence
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
+from spottrain_operator.job_record import JobRecord
 from spottrain_operator.kube.client import ClusterClient, JobKey, Manifest, RefusedError
-from spottrain_operator.kube.retries import Retries
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.objects.apply import apply
 from spottrain_operator.objects.claims import RivalFinder
@@ -115,9 +114,7 @@ class Reconciler:
         self._now = now
         self._listening_since = listening_since
         self._key = secrets.token_bytes(32)
-        self._refusals: dict[JobKey, Refusal] = {}
-        self._annotating = Retries()
-        self._uids: dict[JobKey, str] = {}
+        self._records: dict[JobKey, JobRecord] = {}
 
     async def reconcile(self, key: JobKey, published: Published = _alone) -> PassResult:
         """Make one pass over the job.
@@ -133,10 +130,7 @@ class Reconciler:
         if job is None:
             await self._clean_up(key, published)
             return PassResult(gone=True)
-        uid = job["metadata"]["uid"]
-        if self._uids.get(key, uid) != uid:
-            self._forget(key)  # deleted and created anew between two passes
-        self._uids[key] = uid
+        record = self._record_of(key, job["metadata"]["uid"])
         pods = await self._pods(key, job)
         try:
             view = job_view(job)
@@ -146,7 +140,7 @@ class Reconciler:
                 return PassResult(gone=True)
             await self._tell_address(key, pods)
             return await self._leave_alone(job, error)
-        observed = await self._observe(key, view, pods)
+        observed = await self._observe(key, record, view, pods)
         decided = self._plan(observed, self._now())
         job, written = await self._write_status(job, view, decided.status)
         if view.deleting and not pods:
@@ -158,8 +152,8 @@ class Reconciler:
         failure: Exception | None = None
         try:
             if self._isolation is not None and decided.status.phase not in FINISHED_PHASES:
-                await self._isolation.isolate(job, self._now())
-            await self._apply(key, job, written, decided.actions)
+                await self._isolation.isolate(job, record.isolation, self._now())
+            await self._apply(key, record, job, written, decided.actions)
             await self._tell_address(key, pods)
         except Exception as error:
             failure = error  # the status has the decision: no later pass makes it again, and records it
@@ -167,11 +161,20 @@ class Reconciler:
             for event in decided.events:
                 await self._events.record(job, event)
         self._metrics.passed(key, observed, decided.status)
-        self._tracer.passed(key, observed, decided.status)
-        await self._history.keep(job, decided.status, self._now())
+        self._tracer.passed(key, record.requests, observed, decided.status)
+        await self._history.keep(job, record.course, decided.status, self._now())
         if failure is not None:
             raise failure
         return PassResult(requeue_after=decided.requeue_after)
+
+    def _record_of(self, key: JobKey, uid: str) -> JobRecord:
+        record = self._records.get(key)
+        if record is not None and record.uid != uid:
+            self._forget(key)  # deleted and created anew between two passes
+            record = None
+        if record is None:
+            record = self._records[key] = JobRecord(uid=uid)
+        return record
 
     async def _tell_agents(self, key: JobKey, job: JobView, observed: Observed) -> None:
         if job.deleting:
@@ -208,11 +211,11 @@ class Reconciler:
         behind = [pod["metadata"] for pod in with_old_address(pods, control)]
         await asyncio.gather(*(tell(meta["name"], meta["uid"]) for meta in behind))
 
-    async def _observe(self, key: JobKey, job: JobView, pods: Sequence[Manifest]) -> Observed:
+    async def _observe(self, key: JobKey, record: JobRecord, job: JobView, pods: Sequence[Manifest]) -> Observed:
         listening_since = self._listening_since()
         found = sorted((pod_view(pod) for pod in pods), key=lambda pod: pod.sequence)
         uids = frozenset(pod.uid for pod in found)
-        views = await self._pod_events.explained(key, found, self._now())
+        views = await self._pod_events.explained(key, record.troubles, found, self._now())
         nodes = await self._cluster.get_nodes({pod.node for pod in views if pod.node})
         unplaced = [pod for pod in views if pod.unschedulable_since is not None]
         return Observed(
@@ -226,7 +229,7 @@ class Reconciler:
             template_hash=template_hash(job.spec),
             listening_since=listening_since,
             timing=self._timing,
-            refusal=self._refusals.get(key),
+            refusal=record.refusal,
             rival=await self._rivals.rival_of(job),
         )
 
@@ -245,12 +248,14 @@ class Reconciler:
         job = await self._cluster.replace_job_status(job | {"status": as_written(status, view.status, found)})
         return job, replace(view, status=job_status(job))
 
-    async def _apply(self, key: JobKey, job: Manifest, view: JobView, actions: Sequence[Action]) -> None:
+    async def _apply(
+        self, key: JobKey, record: JobRecord, job: Manifest, view: JobView, actions: Sequence[Action]
+    ) -> None:
         """Do all actions concurrently. One that fails doesn't stop the others.
 
         A refused pod doesn't fail the pass, so that the job's running pods are looked after as before.
         """
-        if not self._annotating.is_due(key, self._now()):
+        if not record.annotating.is_due(self._now()):
             actions = [action for action in actions if not _protects(action)]
         control = self._control()
         doing = [apply(self._cluster, view, action, control=control, site=self._site) for action in actions]
@@ -259,10 +264,10 @@ class Reconciler:
         refusals = [(a, e) for a, e in failed if isinstance(a, CreatePod) and isinstance(e, RefusedError)]
         refused = [error for _, error in refusals]
         if tried := {action.capacity_type for action in actions if isinstance(action, CreatePod)}:
-            self._note_refusal(key, view, tried, {action.capacity_type: error for action, error in refusals})
+            self._note_refusal(record, view, tried, {action.capacity_type: error for action, error in refusals})
         unprotected = [e for action, e in failed if isinstance(action, AnnotatePod) and isinstance(e, RefusedError)]
         if unprotected or any(map(_protects, actions)):
-            self._note_unprotected(key, unprotected[0] if unprotected else None)
+            self._note_unprotected(key, record, unprotected[0] if unprotected else None)
         for error in refused:
             message = f"A pod can't be created; the operator retries: {error}"
             await self._events.record(
@@ -272,14 +277,14 @@ class Reconciler:
             if failure not in refused and failure not in unprotected:
                 raise failure
 
-    def _note_unprotected(self, key: JobKey, error: RefusedError | None) -> None:
+    def _note_unprotected(self, key: JobKey, record: JobRecord, error: RefusedError | None) -> None:
         """Keep that the job's pods can't be annotated; None if they can.
 
         Training doesn't depend on it.
         """
         if error is None:
-            self._annotating.forget(key)
-        elif self._annotating.note_refusal(key, self._now()):
+            record.annotating.note_success()
+        elif record.annotating.note_refusal(self._now()):
             logger.warning(
                 "%s: its pods can't be annotated, so autoscalers may take their nodes; the operator retries: %s. If "
                 "it lacks the right, give it the verb patch on pods, as the chart's role does.",
@@ -288,27 +293,24 @@ class Reconciler:
             )
 
     def _note_refusal(
-        self, key: JobKey, job: JobView, tried: Set[CapacityType], errors: Mapping[CapacityType, RefusedError]
+        self, record: JobRecord, job: JobView, tried: Set[CapacityType], errors: Mapping[CapacityType, RefusedError]
     ) -> None:
         """Keep why pods of the job are refused, and of which types.
 
         The reason is kept in memory only, so a new operator retries.
 
         Args:
-            key: The job.
+            record: What is kept of the job.
             job: Its view.
             tried: Types of the pods that were to be created.
             errors: A refusal for each type of which a pod was refused.
         """
-        known, refused = self._refusals.get(key), frozenset(errors)
+        known, refused = record.refusal, frozenset(errors)
         if known is not None and known.metadata_generation == job.metadata_generation:
             refused |= known.capacity_types - tried
         if errors:
             known = refusal(next(iter(errors.values())), job, known, self._now())
-        if known is None or not refused:
-            self._refusals.pop(key, None)
-        else:
-            self._refusals[key] = replace(known, capacity_types=refused)
+        record.refusal = replace(known, capacity_types=refused) if known is not None and refused else None
 
     async def _leave_alone(self, job: Manifest, error: NotUnderstoodError) -> PassResult:
         """Report that this version can't manage the job, which a newer one wrote.
@@ -389,14 +391,9 @@ class Reconciler:
 
     def _forget(self, key: JobKey) -> None:
         """Drop what is kept of a job, which holds for no other of its name."""
-        self._uids.pop(key, None)
-        self._refusals.pop(key, None)
-        self._annotating.forget(key)
-        self._pod_events.forget(key)
+        self._records.pop(key, None)
         self._rivals.forget(key)
         self._metrics.forget(key)
-        self._tracer.forget(key)
-        self._history.forget(key)
 
 
 def _is_owned_by_name(meta: Manifest, job: str) -> bool:

@@ -70,8 +70,6 @@ class ChangeTracer:
     """Writes the traces of all jobs. What is left is sent when the process exits."""
 
     def __init__(self, processor: SpanProcessor | None) -> None:
-        # By generation: the next one may be asked to end before its first step.
-        self._requests: dict[JobKey, dict[int, Request]] = {}
         self._provider: TracerProvider | None = None
         if processor is not None:
             from opentelemetry.sdk.resources import Resource
@@ -80,14 +78,17 @@ class ChangeTracer:
             self._provider = TracerProvider(resource=Resource.create({"service.name": "spottrain-operator"}))
             self._provider.add_span_processor(processor)
 
-    def passed(self, key: JobKey, observed: Observed, after: TrainingJobStatus) -> None:
+    def passed(self, key: JobKey, requests: dict[int, Request], observed: Observed, after: TrainingJobStatus) -> None:
         """Write the traces that a pass completed.
 
-        It decided on `after` by what it had observed.
+        Args:
+            key: The job.
+            requests: The requests of the job that are yet to be traced, by generation. It is updated.
+            observed: What the pass observed.
+            after: The status on which it decided.
         """
         if self._provider is None:
             return
-        requests = self._requests.setdefault(key, {})
         request = request_of(after, observed)
         if request is not None:
             requests.setdefault(request.generation, request)
@@ -95,10 +96,6 @@ class ChangeTracer:
             self._write(key, transition, after, requests.get(transition.generation))
             for number in [each for each in requests if each <= transition.generation]:
                 del requests[number]
-
-    def forget(self, key: JobKey) -> None:
-        """Drop what is remembered of a deleted job."""
-        self._requests.pop(key, None)
 
     def _write(self, key: JobKey, transition: Transition, status: TrainingJobStatus, request: Request | None) -> None:
         if self._provider is None:

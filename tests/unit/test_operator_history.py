@@ -15,7 +15,7 @@ from memory_cluster import MemoryCluster
 from spottrain_api.history import HISTORY_FIELD, MAX_POINTS, HistoryPoint
 from spottrain_api.v1alpha1.status import Phase, ProgressStatus, TrainingJobStatus
 from spottrain_operator.kube.client import ClusterError, JobKey, Manifest
-from spottrain_operator.objects.history import HistoryKeeper
+from spottrain_operator.objects.history import Course, HistoryKeeper
 
 KEY = JobKey(namespace="team", name="gpt")
 NOW = datetime(2026, 1, 1, 0, 0, 0, 600, tzinfo=UTC)
@@ -39,8 +39,16 @@ def job(uid: str = "u1") -> Manifest:
     return {"metadata": {"namespace": KEY.namespace, "name": KEY.name, "uid": uid}}
 
 
+class Keeper:
+    """What an operator keeps of the job's course, and where it writes that."""
+
+    def __init__(self, cluster: MemoryCluster, **options: float) -> None:
+        self.histories = HistoryKeeper(cluster, **options)
+        self.course = Course()
+
+
 async def keep(
-    keeper: HistoryKeeper,
+    keeper: Keeper,
     step: int,
     *,
     uid: str = "u1",
@@ -49,7 +57,7 @@ async def keep(
 ) -> None:
     """Write a point for the step, a minute after that before. The clock is `behind`."""
     status = TrainingJobStatus(phase=phase, progress=ProgressStatus(step=step))
-    await keeper.keep(job(uid), status, NOW + timedelta(minutes=step) - behind)
+    await keeper.histories.keep(job(uid), keeper.course, status, NOW + timedelta(minutes=step) - behind)
 
 
 def steps(cluster: MemoryCluster) -> list[int]:
@@ -64,15 +72,15 @@ def stored_times(cluster: MemoryCluster) -> list[float]:
 
 async def test_a_new_operator_goes_on_with_what_the_one_before_kept() -> None:
     cluster = MemoryCluster()
-    await keep(HistoryKeeper(cluster), 1)
-    await keep(HistoryKeeper(cluster), 2)
+    await keep(Keeper(cluster), 1)
+    await keep(Keeper(cluster), 2)
     assert steps(cluster) == [1, 2]
 
 
 async def test_a_job_of_the_same_name_begins_its_own_once_the_old_one_is_gone() -> None:
     cluster = MemoryCluster()
-    await keep(HistoryKeeper(cluster), 1)
-    keeper = HistoryKeeper(cluster)
+    await keep(Keeper(cluster), 1)
+    keeper = Keeper(cluster)
     await keep(keeper, 2, uid="u2")
     assert steps(cluster) == [1]
     cluster.histories.clear()
@@ -88,7 +96,7 @@ async def test_one_that_is_not_the_jobs_is_neither_read_nor_changed(
     metadata = {"namespace": KEY.namespace, "name": KEY.name, "ownerReferences": owners}
     await cluster.write_history({"metadata": metadata, HISTORY_FIELD: "mine"})
     before = copy.deepcopy(cluster.histories)
-    keeper = HistoryKeeper(cluster)
+    keeper = Keeper(cluster)
     await keep(keeper, 1)
     await keep(keeper, 2)
     assert cluster.histories == before
@@ -102,9 +110,9 @@ async def test_one_that_is_not_the_jobs_is_neither_read_nor_changed(
 )
 async def test_a_damaged_one_begins_anew(row: str) -> None:
     cluster = MemoryCluster()
-    await keep(HistoryKeeper(cluster), 1)
+    await keep(Keeper(cluster), 1)
     cluster.histories[KEY.namespace, KEY.name][HISTORY_FIELD] = f"{row}\n"
-    await keep(HistoryKeeper(cluster), 2)
+    await keep(Keeper(cluster), 2)
     assert steps(cluster) == [2]
 
 
@@ -112,7 +120,7 @@ async def test_a_damaged_one_begins_anew(row: str) -> None:
 async def test_points_that_could_not_be_written_are_written_with_the_next(takes_effect: bool) -> None:
     cluster = Unreachable()
     cluster.takes_effect = takes_effect
-    keeper = HistoryKeeper(cluster)
+    keeper = Keeper(cluster)
     await keep(keeper, 1)
     cluster.down = True
     await keep(keeper, 2)
@@ -125,10 +133,10 @@ async def test_points_that_could_not_be_written_are_written_with_the_next(takes_
 async def test_a_leader_whose_clock_is_behind_keeps_what_is_stored(lost: tuple[int, ...]) -> None:
     cluster = Unreachable()
     cluster.takes_effect = True
-    before = HistoryKeeper(cluster)
+    before = Keeper(cluster)
     for step in range(1, 6):
         await keep(before, step)
-    after = HistoryKeeper(cluster)
+    after = Keeper(cluster)
     for step in range(6, 12):
         cluster.down = step in lost
         await keep(after, step, behind=timedelta(minutes=3.5))
@@ -139,17 +147,17 @@ async def test_a_leader_whose_clock_is_behind_keeps_what_is_stored(lost: tuple[i
 
 async def test_what_is_forgotten_is_read_again() -> None:
     cluster = MemoryCluster()
-    keeper = HistoryKeeper(cluster)
+    keeper = Keeper(cluster)
     await keep(keeper, 1)
     cluster.histories.clear()
-    keeper.forget(KEY)
+    keeper.course = Course()
     await keep(keeper, 2)
     assert steps(cluster) == [2]
 
 
 async def test_what_is_written_is_no_longer_kept() -> None:
     before = num_points()
-    keeper = HistoryKeeper(MemoryCluster(), write_seconds=600)
+    keeper = Keeper(MemoryCluster(), write_seconds=600)
     for step in range(MAX_POINTS):
         await keep(keeper, step)
     assert num_points() - before <= 12
@@ -162,7 +170,7 @@ def num_points() -> int:
 
 async def test_a_long_history_is_thinned_out() -> None:
     cluster = MemoryCluster()
-    keeper = HistoryKeeper(cluster, write_seconds=6000)
+    keeper = Keeper(cluster, write_seconds=6000)
     for step in range(MAX_POINTS + 102):
         await keep(keeper, step)
     kept = steps(cluster)

@@ -10,7 +10,13 @@ from scene import START, pod
 from spottrain_operator.core.model import PodView
 from spottrain_operator.kube.client import ClusterError, JobKey, Manifest
 from spottrain_operator.kube.limits import is_urgent
-from spottrain_operator.objects.pod_events import READ_AGAIN_SECONDS, PodEvents, wants_events, with_events
+from spottrain_operator.objects.pod_events import (
+    READ_AGAIN_SECONDS,
+    KnownTroubles,
+    PodEvents,
+    wants_events,
+    with_events,
+)
 
 KEY = JobKey(namespace="team", name="job")
 NOT_UP: dict[str, Any] = {"phase": "Pending", "ready": False, "ready_since": None, "container_started": False}
@@ -72,9 +78,10 @@ async def test_events_are_read_of_one_pod_and_seldom() -> None:
     """The API server goes through all events of the namespace for each such question."""
     cluster = MemoryCluster()
     events = PodEvents(cluster)
+    known = KnownTroubles()
 
     async def reason(now: float, *pods: PodView) -> str | None:
-        first, *_ = await events.explained(KEY, pods, LATER + timedelta(seconds=now))
+        first, *_ = await events.explained(KEY, known, pods, LATER + timedelta(seconds=now))
         return first.waiting_reason
 
     assert await reason(0.0, creating(1), creating(2)) == "ContainerCreating"
@@ -92,9 +99,10 @@ async def test_events_are_read_of_one_pod_and_seldom() -> None:
 
 async def test_the_time_of_each_reason_is_when_it_was_first_seen() -> None:
     events = PodEvents(MemoryCluster())
+    known = KnownTroubles()
 
     async def since(now: float, *pods: PodView) -> list[float | None]:
-        views = await events.explained(KEY, pods, START + timedelta(seconds=now))
+        views = await events.explained(KEY, known, pods, START + timedelta(seconds=now))
         return [(pod.waiting_since - START).total_seconds() if pod.waiting_since else None for pod in views]
 
     pull, backs_off = creating(1, waiting_reason="ErrImagePull"), creating(1, waiting_reason="ImagePullBackOff")
@@ -105,8 +113,8 @@ async def test_the_time_of_each_reason_is_when_it_was_first_seen() -> None:
     assert await since(4, pull, backs_off) == [1, 2], "a reason that comes back"
     assert await since(5, creating(2)) == [None]
     assert await since(6, pull) == [6], "the pod was gone"
-    events.forget(KEY)
-    assert await since(7, pull) == [7]
+    known = KnownTroubles()
+    assert await since(7, pull) == [7], "the job is forgotten"
 
 
 class SilentCluster(MemoryCluster):
@@ -125,9 +133,10 @@ async def test_events_that_can_not_be_read_leave_what_is_known_and_are_asked_for
     cluster = SilentCluster()
     await cluster.create_event(UNMOUNTED)
     events = PodEvents(cluster)
+    known = KnownTroubles()
 
     async def reason(now: float) -> str | None:
-        [first] = await events.explained(KEY, [creating()], LATER + timedelta(seconds=now))
+        [first] = await events.explained(KEY, known, [creating()], LATER + timedelta(seconds=now))
         return first.waiting_reason
 
     cluster.error = ClusterError("too many requests", retry_after=1.0)
@@ -144,12 +153,13 @@ async def test_an_urgent_pass_asks_for_no_events() -> None:
     cluster = MemoryCluster()
     await cluster.create_event(UNMOUNTED)
     events = PodEvents(cluster)
+    known = KnownTroubles()
     is_urgent.set(True)
-    [first] = await events.explained(KEY, [creating()], LATER)
+    [first] = await events.explained(KEY, known, [creating()], LATER)
     assert (first.waiting_reason, cluster.num_reads["events"]) == ("ContainerCreating", 0)
     is_urgent.set(False)
-    [first] = await events.explained(KEY, [creating()], LATER)
+    [first] = await events.explained(KEY, known, [creating()], LATER)
     assert first.waiting_reason == "FailedMount"
     is_urgent.set(True)
-    [first] = await events.explained(KEY, [creating()], LATER + timedelta(seconds=2 * READ_AGAIN_SECONDS))
+    [first] = await events.explained(KEY, known, [creating()], LATER + timedelta(seconds=2 * READ_AGAIN_SECONDS))
     assert (first.waiting_reason, cluster.num_reads["events"]) == ("FailedMount", 1)

@@ -5,6 +5,7 @@ The ranks continue to train meanwhile.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import LABEL_CAPACITY_TYPE, TAINT_PREEMPTION
 from spottrain_api.v1alpha1.pod_template import Network
+from spottrain_operator.job_record import JobRecord
 from spottrain_operator.kube.client import ClusterError, ForbiddenError, InvalidObjectError, Manifest
 
 WEBHOOK = InvalidObjectError('admission webhook "policy.example.com" denied the request: no team label')
@@ -103,6 +105,20 @@ async def test_a_job_created_anew_between_two_passes_inherits_no_refusal() -> No
     assert cluster.jobs[KEY]["metadata"]["generation"] == 1, "as the one before had"
     await world.until_finished()
     assert (world.status["phase"], world.status["failures"]) == ("Succeeded", 0)
+
+
+def num_records() -> int:
+    gc.collect()
+    return sum(type(each) is JobRecord for each in gc.get_objects())
+
+
+async def test_nothing_is_kept_of_a_job_that_is_gone() -> None:
+    before, cluster = num_records(), RefusingCluster()
+    world = await training(cluster)
+    assert num_records() - before == 1
+    del cluster.jobs[KEY]
+    await world.turn()
+    assert num_records() == before
 
 
 async def test_a_job_whose_pools_have_no_place_says_so() -> None:

@@ -86,12 +86,13 @@ def trained_on(seconds_without_step: float | None = 3.0) -> TrainingJobStatus:
 def test_a_notice_is_one_trace_to_the_next_first_step() -> None:
     exporter = InMemorySpanExporter()
     tracer = ChangeTracer(SimpleSpanProcessor(exporter))
+    requests: dict[int, Request] = {}
     scene = training_job().says(4, notices=(notice(4).model_copy(update={"observed_at": at(0)}),))
-    tracer.passed(KEY, seen(draining(), scene), draining())
-    tracer.passed(KEY, seen(draining()), trained_on(None))
+    tracer.passed(KEY, requests, seen(draining(), scene), draining())
+    tracer.passed(KEY, requests, seen(draining()), trained_on(None))
     assert exporter.get_finished_spans() == ()
-    tracer.passed(KEY, seen(trained_on(None)), trained_on())
-    tracer.passed(KEY, seen(trained_on()), trained_on())
+    tracer.passed(KEY, requests, seen(trained_on(None)), trained_on())
+    tracer.passed(KEY, requests, seen(trained_on()), trained_on())
     *parts, root = exporter.get_finished_spans()
     assert root.name == "change of members: Preempted"
     assert {span.parent.span_id for span in parts if span.parent is not None} == {root.context.span_id}
@@ -119,6 +120,7 @@ def test_each_of_two_changes_in_a_row_has_its_own_notice() -> None:
     before = num_requests()
     exporter = InMemorySpanExporter()
     tracer = ChangeTracer(SimpleSpanProcessor(exporter))
+    requests: dict[int, Request] = {}
     first, following = draining(), trained_on(None)
     assert first.generation is not None
     second = first.generation.model_copy(update={"number": 2, "requested_at": at(5.5)})
@@ -128,10 +130,10 @@ def test_each_of_two_changes_in_a_row_has_its_own_notice() -> None:
     last = following.model_copy(update={"transitions": both})
     closed = tuple(each.model_copy(update={"seconds_without_step": 3.0}) for each in both)
     noticed = training_job().says(4, notices=(notice(4, observed_at=at(0), source="ec2"),))
-    tracer.passed(KEY, seen(first, noticed), first)
+    tracer.passed(KEY, requests, seen(first, noticed), first)
     noticed = training_job().says(3, notices=(notice(3, observed_at=at(5), source="gce"),))
-    tracer.passed(KEY, seen(following, noticed), following)
-    tracer.passed(KEY, seen(last), last.model_copy(update={"generation": None, "transitions": closed}))
+    tracer.passed(KEY, requests, seen(following, noticed), following)
+    tracer.passed(KEY, requests, seen(last), last.model_copy(update={"generation": None, "transitions": closed}))
     spans = exporter.get_finished_spans()
     roots = [span.attributes["spottrain.source"] for span in spans if span.parent is None and span.attributes]
     assert roots == ["ec2", "gce"]
@@ -165,7 +167,7 @@ def test_a_drain_that_no_notice_made_has_none_in_its_trace(reason: str) -> None:
 
 def test_an_operator_that_started_in_between_traces_from_the_last_step() -> None:
     exporter = InMemorySpanExporter()
-    ChangeTracer(SimpleSpanProcessor(exporter)).passed(KEY, seen(trained_on(None)), trained_on())
+    ChangeTracer(SimpleSpanProcessor(exporter)).passed(KEY, {}, seen(trained_on(None)), trained_on())
     assert [span.name for span in exporter.get_finished_spans()][:2] == ["commit", "end of the generation"]
 
 
@@ -259,8 +261,9 @@ def test_a_collector_gets_the_trace_over_otlp(
     processor = processor_from_environment()
     assert processor is not None
     tracer = ChangeTracer(processor)
-    tracer.passed(KEY, seen(draining(), training_job().says(4, notices=(notice(4),))), draining())
-    tracer.passed(KEY, seen(draining()), trained_on())
+    requests: dict[int, Request] = {}
+    tracer.passed(KEY, requests, seen(draining(), training_job().says(4, notices=(notice(4),))), draining())
+    tracer.passed(KEY, requests, seen(draining()), trained_on())
     processor.shutdown()
     [(posted_to, request)] = collector.received
     assert posted_to == asked
@@ -292,7 +295,7 @@ def test_without_an_endpoint_traces_go_nowhere(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("seconds", [None, 3.0])
 def test_without_a_collector_nothing_is_kept(seconds: float | None) -> None:
     tracer = ChangeTracer(None)
-    tracer.passed(KEY, seen(draining()), draining())
-    tracer.passed(KEY, seen(draining()), trained_on(seconds))
-    assert not tracer._requests
-    tracer.forget(KEY)
+    requests: dict[int, Request] = {}
+    tracer.passed(KEY, requests, seen(draining()), draining())
+    tracer.passed(KEY, requests, seen(draining()), trained_on(seconds))
+    assert not requests

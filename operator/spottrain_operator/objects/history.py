@@ -9,7 +9,7 @@ import csv
 import io
 import logging
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
@@ -26,6 +26,21 @@ WRITE_SECONDS = 10.0
 OVER_SECONDS = 3600.0
 
 
+@dataclass(slots=True, kw_only=True)
+class Course:
+    """The course of one job, as far as it isn't written yet.
+
+    Attributes:
+        newest: The newest point, written or not.
+        unwritten: The points that are yet to be written.
+        written_at: Unix time of the newest point when points were last written.
+    """
+
+    newest: HistoryPoint | None = None
+    unwritten: tuple[HistoryPoint, ...] = ()
+    written_at: float = 0.0
+
+
 class HistoryKeeper:
     """Adds the courses of jobs to their histories.
 
@@ -36,35 +51,32 @@ class HistoryKeeper:
     def __init__(self, histories: HistoryClient, *, write_seconds: float = WRITE_SECONDS) -> None:
         self._histories = histories
         self._write_seconds = write_seconds
-        self._newest: dict[JobKey, HistoryPoint] = {}
-        self._unwritten: dict[JobKey, tuple[HistoryPoint, ...]] = {}
-        self._written_at: dict[JobKey, float] = {}
 
-    async def keep(self, job: Manifest, status: TrainingJobStatus, now: datetime) -> None:
-        key = JobKey.of(job)
+    async def keep(self, job: Manifest, course: Course, status: TrainingJobStatus, now: datetime) -> None:
         over = status.completion_time
-        before, point = self._newest.get(key), history_point(status, now)
+        before, point = course.newest, history_point(status, now)
         if before is None and over is not None and (now - over).total_seconds() > OVER_SECONDS:
             return
         if before is not None and _same(before, point):
             return
-        self._newest[key] = point
-        self._unwritten[key] = thin_out((*self._unwritten.get(key, ()), point))
+        course.newest = point
+        course.unwritten = thin_out((*course.unwritten, point))
         if before is not None:
             turning = (before.phase, before.generation) != (point.phase, point.generation)
         else:
             turning = status.generation is None or over is not None
-            self._written_at[key] = point.at
-        if turning or point.at - self._written_at[key] >= self._write_seconds:
-            self._written_at[key] = point.at
+            course.written_at = point.at
+        if turning or point.at - course.written_at >= self._write_seconds:
+            course.written_at = point.at
+            key = JobKey.of(job)
             try:
-                await self._write(key, job)
+                await self._write(key, job, course)
             except ClusterError as error:
                 logger.warning("the history of %s was not written; the job continues without: %s", key, error)
 
-    async def _write(self, key: JobKey, job: Manifest) -> None:
+    async def _write(self, key: JobKey, job: Manifest, course: Course) -> None:
         """Add the points that are yet to be written to those that are stored."""
-        uid, unwritten = job["metadata"]["uid"], self._unwritten[key]
+        uid, unwritten = job["metadata"]["uid"], course.unwritten
         points: list[HistoryPoint] = []
         stored = await self._histories.read_history(key)
         if stored is not None:
@@ -76,7 +88,7 @@ class HistoryKeeper:
             points = [each for each in _points(stored) if each.to_row() not in again]
             if points:  # by a leader whose clock may be ahead
                 unwritten = tuple(replace(each, at=max(each.at, points[-1].at)) for each in unwritten)
-                self._unwritten[key] = unwritten
+                course.unwritten = unwritten
         owner = {"apiVersion": API_VERSION, "kind": KIND, "name": key.name, "uid": uid, "controller": True}
         new: Manifest = {
             "apiVersion": API_VERSION,
@@ -92,12 +104,7 @@ class HistoryKeeper:
         if stored is not None:
             new["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
         await self._histories.write_history(new)
-        self._unwritten.pop(key, None)
-
-    def forget(self, key: JobKey) -> None:
-        self._newest.pop(key, None)
-        self._unwritten.pop(key, None)
-        self._written_at.pop(key, None)
+        course.unwritten = ()
 
 
 def history_point(status: TrainingJobStatus, now: datetime) -> HistoryPoint:

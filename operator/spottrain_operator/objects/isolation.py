@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_operator.kube.client import AlreadyExistsError, Manifest, NetworkPolicyClient, RefusedError
-from spottrain_operator.kube.retries import Retries
+from spottrain_operator.kube.retry import Retry
 
 logger = logging.getLogger(__name__)
 
@@ -41,35 +42,44 @@ def network_policy(job: Manifest) -> Manifest:
     }
 
 
+@dataclass(slots=True, kw_only=True)
+class IsolationState:
+    """What is known of one job's policy.
+
+    Attributes:
+        is_done: Whether the policy was created, by this process or before.
+        retry: When to create it again, if that is refused.
+    """
+
+    is_done: bool = False
+    retry: Retry = field(default_factory=Retry)
+
+
 class Isolation:
-    """Creates each job's policy before its pods, once in the life of this process.
+    """Creates each job's policy before its pods, once while this process leads the job.
 
     It changes and deletes none: who deletes one means it. While one is refused, the job runs without.
     """
 
     def __init__(self, policies: NetworkPolicyClient) -> None:
         self._policies = policies
-        self._isolated: set[str] = set()
-        self._retries = Retries()
 
-    async def isolate(self, job: Manifest, now: datetime) -> None:
-        meta = job["metadata"]
-        if meta["uid"] in self._isolated or not self._retries.is_due(meta["uid"], now):
+    async def isolate(self, job: Manifest, state: IsolationState, now: datetime) -> None:
+        if state.is_done or not state.retry.is_due(now):
             return
         try:
             await self._policies.create_network_policy(network_policy(job))
         except AlreadyExistsError:
             pass
         except RefusedError as error:
-            if self._retries.note_refusal(meta["uid"], now):
+            if state.retry.note_refusal(now):
                 logger.warning(
                     "%s/%s: other pods can reach its pods, because its NetworkPolicy can't be created; the operator "
                     "retries: %s. If it lacks the right, give it the verb create on networkpolicies, as the chart's "
                     "value jobs.networkPolicies does.",
-                    meta["namespace"],
-                    meta["name"],
+                    job["metadata"]["namespace"],
+                    job["metadata"]["name"],
                     error,
                 )
             return
-        self._retries.forget(meta["uid"])
-        self._isolated.add(meta["uid"])
+        state.is_done = True

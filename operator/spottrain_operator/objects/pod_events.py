@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from spottrain_api.contract.conditions import WaitingReason
@@ -32,6 +32,19 @@ class _Answer:
     events: Sequence[Manifest] = ()
 
 
+@dataclass(slots=True, kw_only=True)
+class KnownTroubles:
+    """What is known of why pods of one job don't start.
+
+    Attributes:
+        answer: The events of one pod. None if no pod waits for what they say.
+        waiting_since: When each pod was first seen to wait for a reason, by the pod's uid and the reason.
+    """
+
+    answer: _Answer | None = None
+    waiting_since: dict[tuple[str, str | None], datetime] = field(default_factory=dict)
+
+
 class PodEvents:
     """Reads the events of one pod of a job, and keeps them for a while.
 
@@ -41,55 +54,52 @@ class PodEvents:
     def __init__(self, cluster: ClusterClient, timing: Timing = DEFAULT_TIMING) -> None:
         self._timing = timing
         self._cluster = cluster
-        self._answers: dict[JobKey, _Answer] = {}
-        self._waiting_since: dict[JobKey, dict[tuple[str, str | None], datetime]] = {}  # by uid and reason
 
-    async def explained(self, key: JobKey, pods: Sequence[PodView], now: datetime) -> tuple[PodView, ...]:
+    async def explained(
+        self, key: JobKey, known: KnownTroubles, pods: Sequence[PodView], now: datetime
+    ) -> tuple[PodView, ...]:
         """The pods of the job, with since when each can't start.
 
         The first one that doesn't start has what its events say.
         """
         first = next((pod for pod in pods if wants_events(pod, now, self._timing)), None)
         if first is None:
-            self._answers.pop(key, None)
+            known.answer = None
         else:
-            events = await self._events_of(first, key, now)
+            events = await self._events_of(first, key, known, now)
             pods = [with_events(pod, events, now, self._timing) if pod is first else pod for pod in pods]
-        return self._dated(key, pods, now)
+        return _dated(known, pods, now)
 
-    def _dated(self, key: JobKey, pods: Sequence[PodView], now: datetime) -> tuple[PodView, ...]:
-        """The pods, with when each was first seen to wait for its reason.
-
-        A reason that comes and goes, as of a container that is restarted, counts from the first time.
-        """
-        uids = {pod.uid for pod in pods}
-        since = {which: at for which, at in self._waiting_since.pop(key, {}).items() if which[0] in uids}
-        for pod in pods:
-            if pod.waiting_reason in CANNOT_START:
-                since.setdefault((pod.uid, pod.waiting_reason), now)
-        if not since:
-            return tuple(pods)
-        self._waiting_since[key] = since
-        return tuple(replace(pod, waiting_since=since.get((pod.uid, pod.waiting_reason))) for pod in pods)
-
-    async def _events_of(self, pod: PodView, key: JobKey, now: datetime) -> Sequence[Manifest]:
-        known = self._answers.get(key)
-        if known is None or known.pod_uid != pod.uid:
-            known = _Answer(pod.uid)
-        is_new = known.at is not None and seconds_between(known.at, now) < READ_AGAIN_SECONDS
+    async def _events_of(self, pod: PodView, key: JobKey, known: KnownTroubles, now: datetime) -> Sequence[Manifest]:
+        answer = known.answer
+        if answer is None or answer.pod_uid != pod.uid:
+            answer = _Answer(pod.uid)
+        is_new = answer.at is not None and seconds_between(answer.at, now) < READ_AGAIN_SECONDS
         if is_new or is_urgent.get():
-            return known.events
+            return answer.events
         try:
             events: Sequence[Manifest] = await self._cluster.events_about(key.namespace, uid=pod.uid)
         except ClusterError as error:
             logger.warning("%s: the events of its pod %s can't be read: %s", key, pod.name, error)
-            events = known.events
-        self._answers[key] = _Answer(pod.uid, now, events)
+            events = answer.events
+        known.answer = _Answer(pod.uid, now, events)
         return events
 
-    def forget(self, key: JobKey) -> None:
-        self._answers.pop(key, None)
-        self._waiting_since.pop(key, None)
+
+def _dated(known: KnownTroubles, pods: Sequence[PodView], now: datetime) -> tuple[PodView, ...]:
+    """The pods, with when each was first seen to wait for its reason.
+
+    A reason that comes and goes, as of a container that is restarted, counts from the first time.
+    """
+    uids = {pod.uid for pod in pods}
+    since = {which: at for which, at in known.waiting_since.items() if which[0] in uids}
+    for pod in pods:
+        if pod.waiting_reason in CANNOT_START:
+            since.setdefault((pod.uid, pod.waiting_reason), now)
+    known.waiting_since = since
+    if not since:
+        return tuple(pods)
+    return tuple(replace(pod, waiting_since=since.get((pod.uid, pod.waiting_reason))) for pod in pods)
 
 
 def wants_events(pod: PodView, now: datetime, timing: Timing = DEFAULT_TIMING) -> bool:

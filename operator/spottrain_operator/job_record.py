@@ -1,0 +1,38 @@
+"""What the operator keeps of a job in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spottrain_operator.core.model import Refusal
+from spottrain_operator.kube.retry import Retry
+from spottrain_operator.objects.history import Course
+from spottrain_operator.objects.isolation import IsolationState
+from spottrain_operator.objects.pod_events import KnownTroubles
+from spottrain_operator.tracing import Request
+
+
+@dataclass(slots=True, kw_only=True)
+class JobRecord:
+    """What the operator keeps of one job from its first pass until the job is gone.
+
+    A new operator starts with an empty one. So does a job that is created anew under the same name.
+
+    Attributes:
+        uid: The job's uid.
+        refusal: Why pods of the job are refused, and of which types. None: no pod is.
+        annotating: When to annotate its pods again, if that is refused.
+        isolation: Whether its NetworkPolicy was created.
+        troubles: What is known of why its pods don't start.
+        course: The points of its history that are yet to be written.
+        requests: Requests for the ends of generations that are yet to be traced, by generation. The next one may be
+            asked to end before its first step.
+    """
+
+    uid: str
+    refusal: Refusal | None = None
+    annotating: Retry = field(default_factory=Retry)
+    isolation: IsolationState = field(default_factory=IsolationState)
+    troubles: KnownTroubles = field(default_factory=KnownTroubles)
+    course: Course = field(default_factory=Course)
+    requests: dict[int, Request] = field(default_factory=dict)
