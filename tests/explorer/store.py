@@ -12,14 +12,19 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from explorer.replay import Position, Raised, Request, Script, run
+from rank_parts import staged_part
 from spottrain.checkpoint.errors import ObjectNotFound, PreconditionFailed
 from spottrain.checkpoint.format.attempt import Attempt
 from spottrain.checkpoint.format.commits import Commit, Head
 from spottrain.checkpoint.format.head import HEAD_KEY, fence
-from spottrain.checkpoint.format.manifest import DataFile, Receipt, block_checksums, data_key
+from spottrain.checkpoint.format.manifest import DataFile, block_checksums, data_key
+from spottrain.checkpoint.saving.committer import Committer
+from spottrain.checkpoint.saving.parts import StagedPart
 from spottrain.checkpoint.saving.retention import Retention, clean_up
 from spottrain.checkpoint.saving.save_handle import SaveHandle
 from spottrain.checkpoint.saving.save_task import SaveTask
+from spottrain.checkpoint.saving.staging import Staged
+from spottrain.checkpoint.saving.upload import Upload
 from spottrain.checkpoint.stores.storage import Buffer
 
 Objects = tuple[tuple[str, bytes], ...]
@@ -155,6 +160,23 @@ class _AskedHandle(SaveHandle):
         self._ask("pause")
 
 
+class _AskedUpload(Upload):
+    """Uploads without a thread for the checksums."""
+
+    def __init__(self, storage: AskedStorage, rank: int) -> None:
+        super().__init__(storage, None, rank=rank)
+        self._asked = storage
+
+    def write(self, staged: Staged, key: str) -> DataFile:
+        self._asked.upload(key, staged.data)
+        return DataFile(size=len(staged.data), crc32=block_checksums(staged.data))
+
+
+@lru_cache
+def _part(rank: int, world_size: int) -> StagedPart:
+    return staged_part(SHARD, rank=rank, world_size=world_size)
+
+
 class Save(NamedTuple):
     """One rank's part of a save: upload and receipt, and on rank 0 the commit."""
 
@@ -167,23 +189,15 @@ class Save(NamedTuple):
 
     def __call__(self, script: Script) -> Committed | None:
         storage, handle = AskedStorage(script), _AskedHandle(self.step, script)
-
-        def write(key: str) -> DataFile:
-            storage.upload(key, SHARD)
-            return DataFile(size=len(SHARD), crc32=block_checksums(SHARD))
-
+        committer = Committer(storage, self.generation, None, now=lambda: NOW)
+        committer.resumed_from_step = self.resumed_from
         SaveTask(
-            storage=storage,
             attempt=Attempt.new(self.generation, self.step, self.unique),
             handle=handle,
-            write=write,
-            receipt=Receipt(rank=self.rank, world_size=self.world_size),
-            tree={},
-            extra={},
-            resumed_from_step=self.resumed_from,
+            part=_part(self.rank, self.world_size),
+            upload=_AskedUpload(storage, self.rank),
+            committer=committer if self.rank == 0 else None,
             receipts_timeout_seconds=1e9,
-            clean_up=None,
-            now=lambda: NOW,
         ).run()
         if handle.error is not None:
             raise handle.error

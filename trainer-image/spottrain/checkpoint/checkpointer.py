@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -21,10 +21,11 @@ from spottrain.checkpoint.format.head import fence
 from spottrain.checkpoint.format.manifest import Receipt
 from spottrain.checkpoint.loading.loader import Loaded, Loader
 from spottrain.checkpoint.peers.replicas import Replicas
+from spottrain.checkpoint.saving.committer import Committer
 from spottrain.checkpoint.saving.frozen import FrozenWeights
 from spottrain.checkpoint.saving.known_plan import KnownPlan
-from spottrain.checkpoint.saving.parts import AgreedParts, Parts
-from spottrain.checkpoint.saving.retention import BackgroundCleanUp, Retention, clean_up
+from spottrain.checkpoint.saving.parts import Agreement, Parts, StagedPart
+from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.saving.save_handle import SaveHandle, was_committed
 from spottrain.checkpoint.saving.save_task import SaveTask
 from spottrain.checkpoint.saving.staging import StagingBuffer
@@ -82,9 +83,7 @@ class Checkpointer:
         self._world_size = world_size
         self._group = process_group if world_size > 1 else None
         self._collectives = Collectives(self._group, rank)
-        self._clean_up = (
-            BackgroundCleanUp(storage, generation, retention) if retention is not None and rank == 0 else None
-        )
+        self._committer = Committer(storage, generation, retention) if rank == 0 else None
         self._receipts_timeout_seconds = receipts_timeout_seconds
         self._staging = StagingBuffer()
         self._frozen = FrozenWeights(self._collectives, rank=rank, world_size=world_size, group=self._group)
@@ -93,7 +92,6 @@ class Checkpointer:
         self._background = BackgroundThread("checkpoint")
         self._plan = KnownPlan(rank=rank, group=self._group)
         self._current: SaveHandle | None = None
-        self._resumed_from_step: int | None = None  # until a save since then has committed
         self.has_rebuilt_head = False
         """Whether `latest` found HEAD missing or damaged, so that it was rebuilt."""
 
@@ -142,7 +140,8 @@ class Checkpointer:
             StorageError: The store can't be read.
         """
         loaded = self._loader.load(state, frozen, lambda: self._loader.open(commit))
-        self._resumed_from_step = commit.step
+        if self._committer is not None:
+            self._committer.resumed_from_step = commit.step
         return loaded
 
     def load_replica(
@@ -168,15 +167,14 @@ class Checkpointer:
         So the first save is not slow. The connection to the store is opened in the background. Raises
         UnsupportedState, as the save would.
         """
-        parts = self._collectives.together(lambda: Parts.of(state, extra, None))
-        own, once = self._frozen.split(parts.tensors, frozen)
-        (changed, unwritten), _ = self._collectives.any_and_token(
-            self._plan.is_outdated(own), self._frozen.is_unwritten(once)
+        parts = self._collectives.together(lambda: self._split(state, frozen, extra, None))
+        (outdated, unwritten), _ = self._collectives.any_and_token(
+            self._plan.is_outdated(parts.trained), self._frozen.is_unwritten(parts.frozen)
         )
         # The save under way may be the one that writes them.
-        if unwritten and self._current is None and (new := self._frozen.agree(once)):
+        if unwritten and self._current is None and (new := self._frozen.agree(parts.frozen)):
             self._frozen.prepare(new)
-        self._staging.prepare(self._plan.of(own, outdated=changed))
+        self._staging.prepare(self._plan.of(parts.trained, outdated=outdated))
         memory = self._staging.memory
         self._background.submit(lambda: self._upload.connect(memory))
 
@@ -211,14 +209,14 @@ class Checkpointer:
         """
         started = time.monotonic()
         self.settle(deadline_seconds)
-        agreed = self._meet(state, frozen, extra, rank_state, is_wanted=lambda: self._is_unsaved(step))
-        if agreed.is_busy:
+        parts, agreement = self._agree(state, frozen, extra, rank_state, unless_saved=step)
+        if agreement.is_busy:
             raise SaveFailed(
                 f"Step {step} was not committed: the previous save was still under way after {deadline_seconds} s."
             )
-        if not agreed.is_wanted and self._current is not None:
+        if not agreement.is_wanted and self._current is not None:
             return self._committed(self._current)
-        task = self._stage(agreed, step, frozen, started=started, receipts_timeout_seconds=deadline_seconds)
+        task = self._stage(parts, agreement, step, started=started, receipts_timeout_seconds=deadline_seconds)
         if self._group is None:
             task.run()  # no other rank can report a failure meanwhile
         else:
@@ -251,10 +249,10 @@ class Checkpointer:
             CheckpointError: On every rank: the state can't be stored.
         """
         started = time.monotonic()
-        agreed = self._meet(state, frozen, extra, rank_state, is_wanted=lambda: True)
-        if agreed.is_busy:
+        parts, agreement = self._agree(state, frozen, extra, rank_state)
+        if agreement.is_busy:
             return None
-        task = self._stage(agreed, step, frozen, started=started, is_followed_by_clean_up=True)
+        task = self._stage(parts, agreement, step, started=started, is_followed_by_clean_up=True)
         self._background.submit(task.run)
         return task.handle
 
@@ -263,8 +261,8 @@ class Checkpointer:
 
         Not a collective. After a resume, it does what the commits of drains don't wait for.
         """
-        if self._clean_up is not None:
-            self._clean_up.start(self._resumed_from_step)
+        if self._committer is not None:
+            self._committer.start_clean_up()
 
     def clean_up(self, retention: Retention, *, seconds: float = math.inf) -> int:
         """On rank 0, drop and delete older commits and abandoned attempts.
@@ -280,15 +278,7 @@ class Checkpointer:
         Returns:
             The number of objects that were deleted.
         """
-        if self._rank != 0:
-            return 0
-        return clean_up(
-            self._storage,
-            self._generation,
-            retention,
-            resumed_from_step=self._resumed_from_step,
-            seconds=seconds,
-        )
+        return self._committer.clean_up(retention, seconds) if self._committer is not None else 0
 
     @property
     def has_failed(self) -> bool:
@@ -331,52 +321,79 @@ class Checkpointer:
             waited = time.monotonic() - started
             self._current.join(None if timeout_seconds is None else max(0.0, timeout_seconds - waited))
 
-    def _meet(
+    def _split(
+        self,
+        state: dict[str, Any],
+        frozen: Collection[str],
+        extra: dict[str, Any] | None,
+        rank_state: dict[str, Any] | None,
+    ) -> Parts:
+        """The parts of a save. Raises UnsupportedState."""
+        tensors, tree = codec.split(state)
+        trained, once = self._frozen.split(tensors, frozen)
+        return Parts(
+            tensors=tensors,
+            trained=trained,
+            frozen=once,
+            tree=tree,
+            extra=codec.encode(extra or {}),
+            rank_state=codec.encode(rank_state),
+        )
+
+    def _agree(
         self,
         state: dict[str, Any],
         frozen: Collection[str],
         extra: dict[str, Any] | None,
         rank_state: dict[str, Any] | None,
         *,
-        is_wanted: Callable[[], bool],
-    ) -> AgreedParts:
-        met = result_or_error(lambda: (Parts.of(state, extra, rank_state), is_wanted()))
-        failed = isinstance(met, CheckpointError)
-        tensors, wanted = ({}, False) if isinstance(met, CheckpointError) else (met[0].tensors, met[1])
-        own, once = self._frozen.split(tensors, frozen)
+        unless_saved: int | None = None,
+    ) -> tuple[Parts, Agreement]:
+        """Split the state, and agree with all ranks on what to do about it. A collective.
+
+        If the step `unless_saved` is committed already, the save is not wanted.
+        """
+        found = result_or_error(
+            lambda: (self._split(state, frozen, extra, rank_state), self._is_unsaved(unless_saved))
+        )
+        trained, once, wanted = codec.Tensors(), codec.Tensors(), False
+        if not isinstance(found, CheckpointError):
+            trained, once, wanted = found[0].trained, found[0].frozen, found[1]
         # The ranks finish their parts at different times, so they have to agree on what to do. They exchange one
         # message for that, before they copy: a rank that has copied starts to write, and on busy processors that
         # slows down the copies of the others.
-        (failed, busy, wanted, changed, unwritten), unique = self._collectives.any_and_token(
-            failed,
+        (failed, busy, wanted, outdated, unwritten), token = self._collectives.any_and_token(
+            failed := isinstance(found, CheckpointError),
             self._current is not None and not self._current.done,
             wanted,
-            failed or self._plan.is_outdated(own),
+            failed or self._plan.is_outdated(trained),
             self._frozen.is_unwritten(once),
         )
-        parts, _ = self._collectives.unless_failed(met, failed)
-        return AgreedParts(parts, own, once, busy, wanted, changed, unwritten, unique)
+        parts, _ = self._collectives.unless_failed(found, failed)
+        return parts, Agreement(
+            is_busy=busy, is_wanted=wanted, is_outdated=outdated, has_unwritten=unwritten, token=token
+        )
 
     def _stage(
         self,
-        agreed: AgreedParts,
+        parts: Parts,
+        agreement: Agreement,
         step: int,
-        frozen: Collection[str],
         *,
         started: float,
         receipts_timeout_seconds: float | None = None,
         is_followed_by_clean_up: bool = False,
     ) -> SaveTask:
         """Copy what is to be written, and make it the save under way."""
-        parts, own, once, changed = agreed.parts, agreed.own, agreed.once, agreed.has_changed
+        trained, once, outdated = parts.trained, parts.frozen, agreement.is_outdated
         new: codec.Tensors = {}
-        if agreed.has_unwritten:  # rare enough for one more exchange between the ranks
-            new, before = self._frozen.agree(once), len(own)
-            own, once = self._frozen.split(parts.tensors, frozen)
-            changed = changed or len(own) != before
-        plan = self._plan.of(own, outdated=changed)
+        if agreement.has_unwritten:  # rare enough for one more exchange between the ranks
+            new = self._frozen.agree(once)
+            trained, once = self._frozen.split(parts.tensors, once)
+            outdated = outdated or len(trained) != len(parts.trained)
+        plan = self._plan.of(trained, outdated=outdated)
         frozen_part = self._frozen.stage(once, new)
-        staged = self._staging.stage(plan, own)
+        staged = self._staging.stage(plan, trained)
         self._current = handle = SaveHandle(
             step,
             plan.size + frozen_part.size,
@@ -384,38 +401,28 @@ class Checkpointer:
             writes_frozen_weights=bool(new),
         )
         self._frozen.saving(handle)
-        start_clean_up = self._clean_up.start if self._clean_up is not None else None
+        receipt = Receipt(
+            rank=self._rank,
+            world_size=self._world_size,
+            entries=plan.entries,
+            frozen_entries=frozen_part.entries,
+            rank_state=parts.rank_state,
+        )
         return SaveTask(
-            storage=self._storage,
-            attempt=Attempt.new(self._generation, step, f"{self._attempt_id}-{agreed.unique:016x}"),
+            attempt=Attempt.new(self._generation, step, f"{self._attempt_id}-{agreement.token:016x}"),
             handle=handle,
-            write=partial(self._upload.write, staged),
-            write_frozen=partial(self._upload.write, frozen_part.staged) if frozen_part.staged is not None else None,
-            receipt=Receipt(
-                rank=self._rank,
-                world_size=self._world_size,
-                entries=plan.entries,
-                frozen_entries=frozen_part.entries,
-                rank_state=parts.rank_state,
-            ),
-            frozen_files=frozen_part.kept,
-            tree=parts.tree,
-            extra=parts.extra,
-            resumed_from_step=self._resumed_from_step,
+            part=StagedPart(receipt=receipt, data=staged, frozen=frozen_part, tree=parts.tree, extra=parts.extra),
+            upload=self._upload,
+            committer=self._committer,
             receipts_timeout_seconds=receipts_timeout_seconds or self._receipts_timeout_seconds,
-            committed=self._forget_base,
-            clean_up=start_clean_up if is_followed_by_clean_up else None,
-            make_room=partial(start_clean_up, self._resumed_from_step) if start_clean_up is not None else None,
+            is_followed_by_clean_up=is_followed_by_clean_up,
         )
 
-    def _forget_base(self) -> None:
-        self._resumed_from_step = None
-
-    def _is_unsaved(self, step: int) -> bool:
+    def _is_unsaved(self, step: int | None) -> bool:
         """Whether to save this step, as rank 0 sees it: the other ranks don't know.
 
-        What rank 0 has committed stays committed, even if the store's answer to another rank was lost. Raises
-        CheckpointError if HEAD may name this step, and can't be read.
+        None: any step. What rank 0 has committed stays committed, even if the store's answer to another rank was
+        lost. Raises CheckpointError if HEAD may name this step, and can't be read.
         """
         if self._rank != 0:
             return False

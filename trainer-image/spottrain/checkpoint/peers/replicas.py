@@ -23,7 +23,6 @@ from spottrain.checkpoint.background import BackgroundThread
 from spottrain.checkpoint.collectives import Collectives
 from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, ObjectNotFound
 from spottrain.checkpoint.format import codec
-from spottrain.checkpoint.format.dcp import RankPlan, plan_save, signature
 from spottrain.checkpoint.format.manifest import (
     DataFile,
     Manifest,
@@ -36,6 +35,7 @@ from spottrain.checkpoint.format.manifest import (
 )
 from spottrain.checkpoint.format.part_reader import PartReader
 from spottrain.checkpoint.peers.replica_client import ReplicaClient, ReplicaReader, prefix, state_key
+from spottrain.checkpoint.saving.known_plan import KnownPlan
 from spottrain.checkpoint.saving.staging import StagingBuffer
 from spottrain.checkpoint.stores.storage import Buffer
 from spottrain_api.contract.replicas import HeldShards, ReplicaSettings, ReplicatedStep
@@ -77,7 +77,7 @@ class Replicas:
         self._group = group if world_size > 1 else None
         self._collectives = Collectives(self._group, rank)
         self._staging = StagingBuffer()
-        self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
+        self._plan = KnownPlan(rank=rank, group=self._group)
         self._sequence = 0
         self._newest_step: int | None = None
         self._background = BackgroundThread("replicate")
@@ -144,14 +144,11 @@ class Replicas:
         """
         started = time.monotonic() if started is None else started
         tensors, tree = codec.split(state)
-        changed = self._plan is None or self._plan[1] != signature(tensors)
-        (busy, changed), _ = self._collectives.any_and_token(self._is_busy(), changed)
+        (busy, outdated), _ = self._collectives.any_and_token(self._is_busy(), self._plan.is_outdated(tensors))
         self._newest_step = step
         if busy:
             return False
-        if changed or self._plan is None:
-            self._plan = plan_save(tensors, rank=self._rank, group=self._group), signature(tensors)
-        plan = self._plan[0]
+        plan = self._plan.of(tensors, outdated=outdated)
         data = self._staging.stage(plan, tensors).data
         receipt = Receipt(
             rank=self._rank, world_size=self._world_size, entries=plan.entries, rank_state=codec.encode(rank_state)

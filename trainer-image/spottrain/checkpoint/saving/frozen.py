@@ -8,17 +8,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch.distributed as dist
 
 from spottrain.checkpoint.collectives import Collectives
 from spottrain.checkpoint.errors import FrozenWeightsGone
 from spottrain.checkpoint.format.codec import Tensors
-from spottrain.checkpoint.format.dcp import RankPlan, plan_save, signature
+from spottrain.checkpoint.format.dcp import RankPlan
 from spottrain.checkpoint.format.frozen_files import FrozenFiles
 from spottrain.checkpoint.format.manifest import Entry, Manifest
 from spottrain.checkpoint.saving.fingerprint import fingerprints, is_comparable
+from spottrain.checkpoint.saving.known_plan import KnownPlan
 from spottrain.checkpoint.saving.save_handle import SaveHandle
 from spottrain.checkpoint.saving.staging import Staged, StagingBuffer
 
@@ -54,14 +54,13 @@ class FrozenWeights:
         self._collectives = collectives
         self._rank = rank
         self._world_size = world_size
-        self._group = group
         self._stored = FrozenFiles()  # on rank 0, after a load on all
         self._seen: dict[str, int] = {}  # fingerprints of what was written or loaded
         self._changing: set[str] = set()
         self._changed: set[str] = set()  # of these, those that this rank has just noticed
         self._of_script: dict[str, int] = {}  # fingerprints before the load that is under way
         self._newest: SaveHandle | None = None
-        self._plan: tuple[RankPlan, tuple[Any, ...]] | None = None
+        self._plan = KnownPlan(rank=rank, group=group)
         self._staging: StagingBuffer | None = None  # ahead of a save
 
     def split(self, tensors: Tensors, frozen: Collection[str]) -> tuple[Tensors, Tensors]:
@@ -155,8 +154,5 @@ class FrozenWeights:
         return fingerprints(tensors, rank=self._rank, world_size=self._world_size)
 
     def _planned(self, new: Tensors) -> RankPlan:
-        now = signature(new)
-        (changed,), _ = self._collectives.any_and_token(self._plan is None or self._plan[1] != now)
-        if changed or self._plan is None:
-            self._plan = plan_save(new, rank=self._rank, group=self._group), now
-        return self._plan[0]
+        (outdated,), _ = self._collectives.any_and_token(self._plan.is_outdated(new))
+        return self._plan.of(new, outdated=outdated)

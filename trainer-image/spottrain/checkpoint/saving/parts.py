@@ -1,45 +1,69 @@
-"""The parts that one rank saves, and facts that all ranks have agreed on.
-
-They agree before they copy the parts.
-"""
+"""What one rank saves, before and after it is staged, and what the ranks agree on in between."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from spottrain.checkpoint.format import codec
+from spottrain.checkpoint.format.manifest import Receipt
+from spottrain.checkpoint.saving.frozen import FrozenPart
+from spottrain.checkpoint.saving.staging import Staged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts that one rank saves: tensors, and everything else as JSON."""
+    """The parts that one rank saves: tensors, and everything else as JSON.
+
+    Attributes:
+        tensors: All tensors of the state by name.
+        trained: Those that every save writes.
+        frozen: The others, which are written once.
+        tree: The state with its tensors replaced by their names.
+        extra: Values that are stored beside the state.
+        rank_state: Values of this rank's own.
+    """
 
     tensors: codec.Tensors
+    trained: codec.Tensors
+    frozen: codec.Tensors
     tree: codec.Json
     extra: codec.Json
     rank_state: codec.Json
 
-    @classmethod
-    def of(cls, state: dict[str, Any], extra: dict[str, Any] | None, rank_state: dict[str, Any] | None) -> Parts:
-        tensors, tree = codec.split(state)
-        return cls(tensors=tensors, tree=tree, extra=codec.encode(extra or {}), rank_state=codec.encode(rank_state))
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What all ranks know about a save before they copy their parts.
 
-@dataclass(frozen=True, slots=True)
-class AgreedParts:
-    """One rank's parts, and the facts that all ranks have agreed on."""
+    Attributes:
+        is_busy: Whether the previous save is under way on a rank.
+        is_wanted: Whether rank 0 wants the save.
+        is_outdated: Whether the tensors of a rank differ in structure from those of the previous save.
+        has_unwritten: Whether a rank has frozen weights that no commit holds with their present values.
+        token: A random number, which makes the save's prefix unique.
+    """
 
-    parts: Parts
-    own: codec.Tensors
-    """Tensors that every save writes."""
-    once: codec.Tensors
-    """Frozen weights."""
     is_busy: bool
-    """Whether the previous save is under way on a rank."""
     is_wanted: bool
-    has_changed: bool
-    """Whether the tensors of a rank differ in structure from those of the previous save."""
+    is_outdated: bool
     has_unwritten: bool
-    """Whether a rank has frozen weights that no commit holds with their present values."""
-    unique: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedPart:
+    """One rank's part of a save, staged for the upload.
+
+    Attributes:
+        receipt: The rank's receipt, without the sizes and checksums of its files.
+        data: The bytes of its data file.
+        frozen: The part that frozen weights have in the save.
+        tree: As in `Parts`; rank 0 writes it to the manifest.
+        extra: As `tree`.
+    """
+
+    receipt: Receipt
+    data: Staged
+    frozen: FrozenPart
+    tree: codec.Json
+    extra: codec.Json

@@ -1,12 +1,14 @@
-"""The way of staged bytes to the store."""
+"""How a rank's part of a save gets to the store: its data, then its receipt."""
 
 from __future__ import annotations
 
 import logging
 
-from spottrain.checkpoint.errors import CheckpointError
+from spottrain.checkpoint.errors import CheckpointError, error_to_json
+from spottrain.checkpoint.format.attempt import Attempt
 from spottrain.checkpoint.format.head import read_head
-from spottrain.checkpoint.format.manifest import DataFile
+from spottrain.checkpoint.format.manifest import DataFile, Receipt, data_key, frozen_key, receipt_key, serialise
+from spottrain.checkpoint.saving.parts import StagedPart
 from spottrain.checkpoint.saving.staging import SharedMemory, Staged
 from spottrain.checkpoint.saving.writer import WriterLost, WriterProcess, write
 from spottrain.checkpoint.stores.storage import CheckpointStorage
@@ -35,6 +37,21 @@ class Upload:
             self._lose_writer(error)
         except CheckpointError as error:
             logger.info("Connecting to the checkpoint store ahead of the first save failed: %s", error)
+
+    def store(self, attempt: Attempt, part: StagedPart) -> None:
+        """Store the rank's data, and leave its receipt. Raises CheckpointError."""
+        prefix, rank, frozen = attempt.prefix, part.receipt.rank, part.frozen.staged
+        files = {"frozen": self.write(frozen, frozen_key(prefix, rank)) if frozen is not None else None}
+        files["file"] = self.write(part.data, data_key(prefix, rank))
+        self._put_receipt(attempt, part.receipt.model_copy(update=files))
+
+    def report(self, attempt: Attempt, receipt: Receipt, error: CheckpointError) -> None:
+        """Leave a receipt that says why the rank's part is not stored. Raises CheckpointError."""
+        reason = tuple(error_to_json(error))
+        self._put_receipt(attempt, Receipt(rank=receipt.rank, world_size=receipt.world_size, error=reason))
+
+    def _put_receipt(self, attempt: Attempt, receipt: Receipt) -> None:
+        self._storage.put(receipt_key(attempt.prefix, receipt.rank), serialise(receipt)[0])
 
     def write(self, staged: Staged, key: str) -> DataFile:
         """Store the staged bytes. Raises CheckpointError."""
