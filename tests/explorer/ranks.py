@@ -191,12 +191,9 @@ class _Flag:
 class _Data:
     """Stands for RankData: no samples."""
 
-    plan = SimpleNamespace(world_size=1, global_batch=1)
+    plan = SimpleNamespace(world_size=1, global_batch=1, num_micro_batches=0)
     order = SimpleNamespace(seed=0, num_samples=1)
     tokens_per_step = None
-
-    def micro_batches(self, step: int) -> tuple[()]:
-        return ()
 
     def record(self, step: int) -> None:
         """Nobody looks."""

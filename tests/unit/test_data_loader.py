@@ -39,7 +39,7 @@ def test_batches_come_in_order_from_any_step_on(num_workers: int) -> None:
     order, plan = DataOrder(num_samples=23, seed=4), BatchPlan(global_batch=7, micro_batch=2, world_size=2)
     data = Data(dataset, num_workers=num_workers)
     batches = load_batches(data, order, plan, rank=1, first_step=5, device=torch.device("cpu"))
-    found = [next(batches).tolist() for _ in range(2)]
+    found = [next(batches).data.tolist() for _ in range(2)]
     assert found == [order.samples(micro.positions).tolist() for micro in plan.micro_batches(1, 5)]
 
 
@@ -75,7 +75,7 @@ def batches_of(dataset: Any, *, steps: int = 8, seconds: float = 0.0, **how: Any
     found = []
     with closing(batches):
         for _ in range(steps):
-            found.append(next(batches))
+            found.append(next(batches).data)
             torch.rand(1), np.random.rand(), random.random()
     return found
 
@@ -131,7 +131,7 @@ def test_a_sample_draws_the_same_in_whatever_micro_batch_it_is() -> None:
         batches = load_batches(
             Data(Draws(), num_workers=0), order, plan, rank=0, first_step=0, device=torch.device("cpu")
         )
-        return torch.cat([next(batches)["torch"] for _ in range(plan.num_micro_batches)]).tolist()
+        return torch.cat([next(batches).data["torch"] for _ in range(plan.num_micro_batches)]).tolist()
 
     assert drawn(2) == drawn(6)
 
@@ -266,7 +266,7 @@ def test_a_worker_and_a_script_that_evaluates_read_the_same_file(tmp_path: Path)
     data, order = Data(records, num_workers=1), DataOrder(num_samples=8, shuffle=False)
     plan = BatchPlan(global_batch=4, micro_batch=4, world_size=1)
     with closing(load_batches(data, order, plan, rank=0, first_step=1, device=torch.device("cpu"))) as batches:
-        assert next(batches).tolist() == [4, 5, 6, 7]
+        assert next(batches).data.tolist() == [4, 5, 6, 7]
     evaluation.join()
 
 
@@ -370,12 +370,12 @@ next(batches)
 print("trains", flush=True)
 while not stops:
     next(batches)
-print(*(int(next(batches)) for _ in range(5)))
+print(*(int(next(batches).data) for _ in range(5)))
 """
 THAT_IS_KILLED = """
 Numbers.get = lambda self: os.getpid()
 try:
-    os.kill(int(next(batches)), signal.SIGKILL)
+    os.kill(int(next(batches).data), signal.SIGKILL)
     for _ in batches:
         pass
 except RuntimeError as error:

@@ -28,7 +28,7 @@ from cluster_fixtures import wait_for
 from full_disk import NO_SPACE, fill_disk
 from spottrain.checkpoint.errors import CredentialsMissing, Fenced, StorageDenied, StorageUnavailable
 from spottrain.data import random_state
-from spottrain.data.batch import BatchPlan
+from spottrain.data.batch import BatchPlan, FetchedBatch
 from spottrain.engines.choice import choose_engine
 from spottrain.engines.ddp import DdpEngine
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
@@ -400,11 +400,10 @@ def make_step(updates: list[int]) -> Step:
     plan = BatchPlan(global_batch=3, micro_batch=2, world_size=1)
     return Step(
         1,
-        plan.micro_batches(0, 0),
-        batches=iter([1.0, 2.0]),
+        plan=plan,
+        batches=map(FetchedBatch, plan.micro_batches(0, 0), [1.0, 2.0]),
         engine=_NoEngine(),
         meter=LossMeter(),
-        world_size=1,
         update=lambda: updates.append(1),
     )
 

@@ -9,6 +9,7 @@ the gradient is the mean over the G samples, even if W does not divide G.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,13 @@ class MicroBatch:
     num_samples: int
     loss_weight: float
     is_last: bool
+
+
+class FetchedBatch(NamedTuple):
+    """A micro-batch with its data, as `collate` made them. Pinning and moving to a device keep named tuples."""
+
+    micro_batch: MicroBatch
+    data: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import chain, count, islice
@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from spottrain.data import random_state
-from spottrain.data.batch import BatchPlan
+from spottrain.data.batch import BatchPlan, FetchedBatch, MicroBatch
 from spottrain.data.order import DataOrder
 from spottrain.data.to_device import to_device
 from spottrain.data.workers import FromWorkers, StartWorker
@@ -24,7 +24,7 @@ from spottrain.data.workers import FromWorkers, StartWorker
 logger = logging.getLogger(__name__)
 
 Collate = Callable[[list[Any]], Any]
-Fetch = Callable[..., Iterator[Any]]
+Fetch = Callable[..., Iterator[FetchedBatch]]
 
 # By default, a worker fetches data ahead if the first micro-batches, which the rank fetches itself, take longer than
 # this. To pass a micro-batch between processes takes a fraction of a millisecond.
@@ -83,23 +83,23 @@ class Data:
         _data_loader(self, [], [], num_workers=num_workers, pins_memory=False)
 
 
-class MicroBatches(Iterator[Any]):
+class MicroBatches(Iterator[FetchedBatch]):
     """A rank's collated micro-batches, on its device and without end.
 
     It also measures how long the rank waited for them.
     """
 
-    def __init__(self, fetched: Generator[Any], device: torch.device, now: Callable[[], float]) -> None:
+    def __init__(self, fetched: Generator[FetchedBatch], device: torch.device, now: Callable[[], float]) -> None:
         self._fetched = fetched
         self._device = device
         self._now = now
         self._waited = 0.0
 
-    def __next__(self) -> Any:
+    def __next__(self) -> FetchedBatch:
         started = self._now()
         batch = next(self._fetched)
         self._waited += self._now() - started
-        return to_device(batch, self._device)
+        return batch._replace(data=to_device(batch.data, self._device))
 
     def take_wait(self) -> float:
         """How many seconds the rank has waited since the last call."""
@@ -138,11 +138,11 @@ def load_batches(
         The micro-batches. Close them to end the workers.
     """
 
-    def fetch(num_workers: int, *, after: int = 0) -> Iterator[Any]:
+    def fetch(num_workers: int, *, after: int = 0) -> Iterator[FetchedBatch]:
         loader = _data_loader(
             data,
             _MicroBatches(data, order),
-            _Positions(plan, rank, first_step, after),
+            _planned(plan, rank, first_step, after),
             num_workers=num_workers,
             pins_memory=device.type == "cuda",
         )
@@ -152,7 +152,7 @@ def load_batches(
     return MicroBatches(_fetched(data.num_workers, fetch, now), device, now)
 
 
-def _fetched(num_workers: int | None, fetch: Fetch, now: Callable[[], float]) -> Generator[Any]:
+def _fetched(num_workers: int | None, fetch: Fetch, now: Callable[[], float]) -> Generator[FetchedBatch]:
     if num_workers is not None:
         yield from fetch(num_workers)
         return
@@ -165,7 +165,7 @@ def _fetched(num_workers: int | None, fetch: Fetch, now: Callable[[], float]) ->
     yield from own if median(seconds) <= CHEAP_SECONDS else _fetched_ahead(fetch, after=NUM_MEASURED, like=batch)
 
 
-def _fetched_ahead(fetch: Fetch, *, after: int, like: Any) -> Iterator[Any]:
+def _fetched_ahead(fetch: Fetch, *, after: int, like: FetchedBatch) -> Iterator[FetchedBatch]:
     """Micro-batches from a worker.
 
     They come from this process if the data set cannot be read from another one (it has tensors on a GPU, or uses a
@@ -194,7 +194,7 @@ class _PicklingTrial(ForkingPickler):
 
 
 def _data_loader(
-    data: Data, micro_batches: Any, positions: Iterable[list[int]], *, num_workers: int, pins_memory: bool
+    data: Data, fetched: Any, planned: Iterable[MicroBatch], *, num_workers: int, pins_memory: bool
 ) -> DataLoader[Any]:
     options = dict(data.loader)
     if data.num_workers is None and not num_workers:  # they are for the worker that may follow
@@ -205,8 +205,8 @@ def _data_loader(
     if num_workers:
         options["worker_init_fn"] = StartWorker(options.get("worker_init_fn"))
     return DataLoader(
-        micro_batches,
-        sampler=positions,
+        fetched,
+        sampler=planned,
         batch_size=None,
         collate_fn=_unchanged,
         num_workers=num_workers,
@@ -216,48 +216,35 @@ def _data_loader(
     )
 
 
-class _MicroBatches(Dataset[Any]):
-    """Collated micro-batches by the positions of their samples in the run."""
+class _MicroBatches(Dataset[FetchedBatch]):
+    """Fetches and collates the samples of micro-batches."""
 
     def __init__(self, data: Data, order: DataOrder) -> None:
         self._dataset = data.dataset
         self._collate = data.collate or default_collate
         self._order = order
 
-    def __getitem__(self, positions: Sequence[int]) -> Any:
+    def __getitem__(self, micro_batch: MicroBatch) -> FetchedBatch:
         if get_worker_info() is not None:
-            return self._fetch(positions)
+            return self._fetch(micro_batch)
         with random_state.host_untouched():
-            return self._fetch(positions)
+            return self._fetch(micro_batch)
 
-    def _fetch(self, positions: Sequence[int]) -> Any:
+    def _fetch(self, micro_batch: MicroBatch) -> FetchedBatch:
+        positions = micro_batch.positions
         samples = self._order.samples(positions).tolist()
-        return self._collate([self._seeded(*each) for each in zip(positions, samples, strict=True)])
+        data = self._collate([self._seeded(*each) for each in zip(positions, samples, strict=True)])
+        return FetchedBatch(micro_batch, data)
 
     def _seeded(self, position: int, sample: int) -> Any:
         random_state.seed_host(self._order.seed, step=position)
         return self._dataset[sample]
 
 
-class _Positions:
-    """The positions of each micro-batch of a rank, without end.
-
-    They start at `first_step`, without its first `after` micro-batches.
-    """
-
-    def __init__(self, plan: BatchPlan, rank: int, first_step: int, after: int) -> None:
-        self._plan = plan
-        self._rank = rank
-        self._first_step = first_step
-        self._after = after
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return islice(self._every(), self._after, None)
-
-    def _every(self) -> Iterator[list[int]]:
-        for step in count(self._first_step):
-            for micro_batch in self._plan.micro_batches(self._rank, step):
-                yield list(micro_batch.positions)
+def _planned(plan: BatchPlan, rank: int, first_step: int, after: int) -> Iterator[MicroBatch]:
+    """A rank's micro-batches without end, from `first_step` on, without the first `after` of them."""
+    every = (micro_batch for step in count(first_step) for micro_batch in plan.micro_batches(rank, step))
+    return islice(every, after, None)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from spottrain.data.audit import AuditRecord, AuditWriter
-from spottrain.data.batch import BatchPlan, MicroBatch
+from spottrain.data.batch import BatchPlan
 from spottrain.data.loader import Data, MicroBatches, load_batches
 from spottrain.data.order import DataOrder
 
@@ -48,10 +48,6 @@ class RankData:
     def batches(self, *, first_step: int, device: torch.device) -> MicroBatches:
         """This rank's micro-batches from step `first_step` (counted from 0) on."""
         return load_batches(self.data, self.order, self.plan, rank=self.rank, first_step=first_step, device=device)
-
-    def micro_batches(self, step: int) -> list[MicroBatch]:
-        """The micro-batches that this rank runs in a step (counted from 0), in order."""
-        return self.plan.micro_batches(self.rank, step)
 
     def record(self, step: int) -> None:
         """Record which samples this rank used for a completed step, counted from 1."""

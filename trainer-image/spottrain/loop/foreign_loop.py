@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from spottrain.data.batch import MicroBatch
+from spottrain.data.batch import FetchedBatch, MicroBatch
 from spottrain.loop.acceptance import checked_total
 from spottrain.loop.step import Step
 from spottrain.loop.training import Training
@@ -77,7 +77,7 @@ class ForeignLoop:
         """The micro-batches whose data were taken and whose loss was not weighed yet."""
         return tuple(self._fetched)
 
-    def micro_batches(self) -> Iterator[tuple[MicroBatch, Any]]:
+    def micro_batches(self) -> Iterator[FetchedBatch]:
         """This rank's micro-batches of the step under way and of all that follow.
 
         The loop may take all micro-batches of a step at once, but those of the next step only after the framework's
@@ -88,10 +88,10 @@ class ForeignLoop:
         """
         self.complete_step()  # if the loop over the data was left between two steps
         while (step := self._under_way) is not None:
-            for micro_batch, batch in step.fetch():
+            for batch in step.fetch():
                 self._has_begun = True
-                self._fetched.append(micro_batch)
-                yield micro_batch, batch
+                self._fetched.append(batch.micro_batch)
+                yield batch
             if self._under_way is step:
                 self.complete_step()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
 
 import torch
 
-from spottrain.data.batch import MicroBatch
+from spottrain.data.batch import BatchPlan, FetchedBatch, MicroBatch
 from spottrain.engines.engine import Engine
 
 
@@ -49,12 +50,6 @@ class LossMeter:
         return float(before[0])
 
 
-class Updater(Protocol):
-    """What is done with the gradients of a step."""
-
-    def __call__(self) -> None: ...
-
-
 class Step:
     """One optimizer step.
 
@@ -68,20 +63,18 @@ class Step:
     def __init__(
         self,
         number: int,
-        micro_batches: list[MicroBatch],
         *,
-        batches: Iterator[Any],
+        plan: BatchPlan,
+        batches: Iterator[FetchedBatch],
         engine: Engine,
         meter: LossMeter,
-        world_size: int,
-        update: Updater,
+        update: Callable[[], None],
     ) -> None:
         self.number = number
-        self._micro_batches = micro_batches
+        self._plan = plan
         self._batches = batches
         self._engine = engine
         self._meter = meter
-        self._world_size = world_size
         self._update = update
         self._current: MicroBatch | None = None
         self._num_done = 0
@@ -103,20 +96,16 @@ class Step:
                 "through it once, and compute all that needs a micro-batch before its step.backward(loss)"
             )
         self._has_begun = True
-        for micro_batch in self._micro_batches:
+        for micro_batch, data in self.fetch():
             self._engine.begin_micro_batch(is_last=micro_batch.is_last)
-            batch = next(self._batches)
             self._current = micro_batch
-            yield batch
+            yield data
             if self._current is not None:
                 raise RuntimeError("step.backward(loss) was not called for a micro-batch; call it for each of them")
 
-    def fetch(self) -> Iterator[tuple[MicroBatch, Any]]:
-        """The parts and data of `micro_batches`, for a different loop.
-
-        Such a loop runs backward and updates in its own way.
-        """
-        return ((micro_batch, next(self._batches)) for micro_batch in self._micro_batches)
+    def fetch(self) -> Iterator[FetchedBatch]:
+        """The same micro-batches for a different loop, which runs backward and updates in its own way."""
+        return islice(self._batches, self._plan.num_micro_batches)
 
     def observe(self, share: torch.Tensor) -> None:
         """Add a micro-batch's part of this rank's share of the mean loss.
@@ -142,7 +131,7 @@ class Step:
             )
         weighted = loss * self._current.loss_weight
         self._engine.backward(weighted)
-        self.observe(weighted.detach() / self._world_size)
+        self.observe(weighted.detach() / self._plan.world_size)
         self._current = None
         self._num_done += 1
 
@@ -154,9 +143,9 @@ class Step:
         """
         if self.updated:
             raise RuntimeError("step.update() was called twice for one step")
-        if self._num_done < len(self._micro_batches):
+        if self._num_done < self._plan.num_micro_batches:
             raise RuntimeError(
-                f"step.update() was called after {self._num_done} of {len(self._micro_batches)} micro-batches; "
+                f"step.update() was called after {self._num_done} of {self._plan.num_micro_batches} micro-batches; "
                 "run all of step.micro_batches() first, as the other ranks do"
             )
         self._update()

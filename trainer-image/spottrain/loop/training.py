@@ -231,14 +231,13 @@ class Training:
         self._reporter.milestone("loaded")  # last: a reader who sees it also sees the first step
         return self._data.batches(first_step=self.step, device=self._context.device)
 
-    def _new_step(self, batches: Iterator[Any]) -> Step:
+    def _new_step(self, batches: MicroBatches) -> Step:
         return Step(
             self.step + 1,
-            self._data.micro_batches(self.step),
+            plan=self.plan,
             batches=batches,
             engine=self._engine,
             meter=self._meter,
-            world_size=self.plan.world_size,
             update=self._update,
         )
 
