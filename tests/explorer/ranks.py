@@ -20,7 +20,9 @@ from spottrain.recovery.saver import StateSaver
 from spottrain.recovery.schedule import CheckpointSchedule
 from spottrain.world.failures import Drained
 from spottrain.world.stop_agreement import Ballot, Decision
+from spottrain_api.contract.configuration import Interruptions
 from spottrain_api.contract.reports import TrainerPhase
+from spottrain_api.settings.interval import Interval
 
 TOTAL_STEPS = 6
 INTERVAL = "2steps"
@@ -242,7 +244,7 @@ def stand_of_rank(number: int, start: Committed | None, log: tuple[Any, ...]) ->
 
 
 def _training(number: int, start: Committed | None, script: Script, reporter: _Reporter) -> Training:
-    schedule = CheckpointSchedule(interval=CommitInterval.parse(INTERVAL))
+    schedule = CheckpointSchedule(interval=CommitInterval.of(Interval.parse(INTERVAL), Interruptions()))
     reports = _Reports(reporter)
     saver = StateSaver(
         checkpointer=cast(Any, _Checkpointer(script)),

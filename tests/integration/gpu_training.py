@@ -26,6 +26,7 @@ from spottrain_agent.processes import is_alive
 from spottrain_api.contract.configuration import DrainRequest, TrainerConfig
 from spottrain_api.settings.checkpoint import CheckpointConfig
 from spottrain_api.settings.choices import Precision, Strategy
+from spottrain_api.settings.interval import Interval
 from spottrain_api.settings.training import Batch, DeepSpeedConfig, FsdpConfig
 
 STEPS = 6
@@ -173,7 +174,7 @@ def _config(case: Case, folder: Path, number: int) -> TrainerConfig:
         fsdp=case.fsdp,
         deepspeed=case.deepspeed,
         batch=Batch(global_=8, micro=2),
-        checkpoint=CheckpointConfig(uri=f"file://{folder}/checkpoints", interval="2steps"),
+        checkpoint=CheckpointConfig(uri=f"file://{folder}/checkpoints", interval=Interval.parse("2steps")),
     )
 
 

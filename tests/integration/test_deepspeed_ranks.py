@@ -24,6 +24,7 @@ from spottrain_api.contract.configuration import TrainerConfig
 from spottrain_api.contract.reports import FailureReason, Outcome, OutcomeKind, Progress
 from spottrain_api.settings.checkpoint import CheckpointConfig
 from spottrain_api.settings.choices import Precision, Strategy
+from spottrain_api.settings.interval import Interval
 from spottrain_api.settings.training import Batch, DeepSpeedConfig
 
 # Some have two dozen ranks, one generation after the other: a minute where nothing else is at work.
@@ -119,7 +120,9 @@ class Job:
             activation_checkpointing=self.activation_checkpointing,
             deepspeed=self.deepspeed,
             batch=Batch(global_=self.global_batch, micro=3),
-            checkpoint=CheckpointConfig(uri=f"file://{self.folder}/checkpoints", interval="1000steps"),
+            checkpoint=CheckpointConfig(
+                uri=f"file://{self.folder}/checkpoints", interval=Interval.parse("1000steps")
+            ),
         ).write(run_dir / "run.json")
         return {
             "environment": {**environment, "SPOTTRAIN_RUN_DIR": str(run_dir)},

@@ -18,6 +18,7 @@ from spottrain.recovery.interval import (
 )
 from spottrain.world.failures import UserError, as_user_errors
 from spottrain_api.contract.configuration import Interruptions, TrainerConfig
+from spottrain_api.settings.interval import Interval
 
 TOLD: dict[str, Any] = {"job": "job", "generation": 1, "attemptId": "a", "batch": {"global": 1}}
 
@@ -32,7 +33,7 @@ TOLD: dict[str, Any] = {"job": "job", "generation": 1, "attemptId": "a", "batch"
     ],
 )
 def test_an_interval_is_parsed(text: str, interval: CommitInterval) -> None:
-    assert CommitInterval.parse(text) == interval
+    assert CommitInterval.of(Interval.parse(text), Interruptions()) == interval
 
 
 @pytest.mark.parametrize("text", ["", "0s", "5", "5 steps", "-1s", "1h"])
@@ -54,7 +55,7 @@ def test_an_interval_that_is_too_long_is_refused_as_text() -> None:
     ("text", "seconds"), [("5m", 300.0), ("50steps", 100.0), ("auto", MIN_INTERVAL_SECONDS)], ids=str
 )
 def test_the_planned_seconds_between_commits(text: str, seconds: float) -> None:
-    assert CommitInterval.parse(text).planned_seconds(None, 2.0) == seconds
+    assert CommitInterval.of(Interval.parse(text), Interruptions()).planned_seconds(None, 2.0) == seconds
     assert CommitInterval(steps=50).planned_seconds(None, None) is None
     cost = CheckpointCost(stall_seconds=1.0, total_seconds=2.0)
     assert CommitInterval().planned_seconds(cost, 2.0) == CommitInterval().optimal_seconds(cost)
@@ -86,7 +87,7 @@ def test_the_automatic_interval_follows_what_was_observed() -> None:
 
     def seconds(num: int, num_noticed: int, hours: float) -> float:
         seen = Interruptions(num=num, num_noticed=num_noticed, observed_seconds=3600 * hours)
-        return CommitInterval.parse("auto", seen).optimal_seconds(cost)
+        return CommitInterval.of(Interval(), seen).optimal_seconds(cost)
 
     assert seconds(0, 0, 0) == pytest.approx(60)
     assert seconds(8, 0, 1) < seconds(8, 4, 1) < seconds(8, 8, 1)
@@ -101,7 +102,7 @@ def test_what_peers_memory_covered_is_no_loss_to_the_interval(losses: int, cover
 
     def seconds(num: int, num_covered: int, hours: float = hours) -> float:
         seen = Interruptions(num=num, num_covered=num_covered, observed_seconds=3600 * hours)
-        return CommitInterval.parse("auto", seen).optimal_seconds(cost)
+        return CommitInterval.of(Interval(), seen).optimal_seconds(cost)
 
     assert seconds(losses + covered, covered) == seconds(losses, 0)
     assert seconds(losses, 0) <= seconds(losses, 0, hours + 1) <= MAX_INTERVAL_SECONDS
@@ -132,7 +133,7 @@ def test_the_interval_is_explained() -> None:
     assert CommitInterval(steps=1).explain(cost) == "every 1 step, as the job says"
     assert CommitInterval(seconds=90).explain(None) == "every 90 s, as the job says"
     assert "the first after 10 s" in CommitInterval().explain(None)
-    assert CommitInterval.parse("auto", seen).explain(cost) == (
+    assert CommitInterval.of(Interval(), seen).explain(cost) == (
         "auto: every 60 s, because a checkpoint stops training for 0.5 s and is stored after 2 s, and 2 of 5 "
         "interruptions in 2.0 h came without notice"
     )
@@ -141,7 +142,7 @@ def test_the_interval_is_explained() -> None:
     assert said.endswith("and 1 of 1 interruption in 0.4 min came without notice")
     assert CommitInterval().explain(cost).endswith(", and there was no interruption so far")
     covered = seen.model_copy(update={"num_covered": 1})
-    assert CommitInterval.parse("auto", covered).explain(cost) == (
+    assert CommitInterval.of(Interval(), covered).explain(cost) == (
         "auto: every 73 s, because a checkpoint stops training for 0.5 s and is stored after 2 s, and 2 of 5 "
         "interruptions in 2.0 h came without notice, 1 of them covered by peers' memory"
     )

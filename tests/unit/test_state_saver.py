@@ -21,7 +21,6 @@ from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.saver import StateSaver
 from spottrain.recovery.schedule import CheckpointSchedule
 from spottrain.world.progress import ProgressReporter
-from spottrain_api.contract.configuration import Interruptions
 from spottrain_api.contract.reports import FailureReason
 
 STATE = cast(Any, SimpleNamespace(tensors=lambda: {"w": torch.ones(3)}, frozen=set, extra=dict))
@@ -48,7 +47,7 @@ def storage() -> Iterator[HangingStorage]:
 
 
 def saver_to(storage: HangingStorage, *, slow_seconds: float) -> StateSaver:
-    schedule = CheckpointSchedule(interval=CommitInterval.parse("1s", Interruptions()))
+    schedule = CheckpointSchedule(interval=CommitInterval(seconds=1))
     reporter = ProgressReporter(None, local_rank=0, generation=1)
     return StateSaver(
         checkpointer=Checkpointer(storage, generation=1, attempt_id="a", rank=0, world_size=1),

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from spottrain_api.settings.choices import AUTO_INTERVAL, INTERVAL_PATTERN, OnNotice
+from spottrain_api.settings.choices import OnNotice
+from spottrain_api.settings.interval import Interval
 from spottrain_api.settings.resource import Line, Resource
-
-
-def _understood(interval: str) -> str:
-    """Check that the pattern matches. The ValueError says what to write instead."""
-    if re.fullmatch(INTERVAL_PATTERN, interval) is None:
-        raise ValueError("write auto, or a number with steps, s or m, as in 50steps")
-    return interval
 
 
 class CheckpointConfig(Resource):
@@ -24,15 +17,13 @@ class CheckpointConfig(Resource):
     uri: str | None = None
     """Folder of the commits. A spec requires it; None: nothing is saved, in runs without an operator."""
     interval: Annotated[
-        str,
+        Interval,
         Field(
-            max_length=16,
             description="How often to commit between preemptions: a number of steps (50steps), seconds (30s) or "
             "minutes (5m), or auto. auto finds the interval from the measured cost of a checkpoint and the losses "
             "without notice (Young/Daly), between 10 seconds and 30 minutes.",
         ),
-        AfterValidator(_understood),
-    ] = AUTO_INTERVAL
+    ] = Interval()
     keep: Annotated[int, Field(ge=1, le=1000, description="Number of the newest commits to keep.")] = 2
     keep_every: Annotated[
         int | None,

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-AUTO_INTERVAL = "auto"
-INTERVAL_PATTERN = rf"^({AUTO_INTERVAL}|[1-9][0-9]*(steps|s|m))$"
-
 
 class Strategy(StrEnum):
     """How the model is spread over the ranks. Can't change while the job exists.

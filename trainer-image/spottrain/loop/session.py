@@ -87,7 +87,7 @@ class Session:
         self._drain = DrainFlag(launch.run_dir, on_seen=lambda at: reporter.update(drain_seen_at=at))
         self.catch_sigterm()
         self._training: Training | None = None
-        self._interval = CommitInterval.parse(config.checkpoint.interval, config.interruptions)
+        self._interval = CommitInterval.of(config.checkpoint.interval, config.interruptions)
         reporter.milestone("python_started", process_started_at())
         reporter.milestone("session_started")
         self._groups = join_world(launch)

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from spottrain_api.contract.configuration import Interruptions
-from spottrain_api.settings.choices import AUTO_INTERVAL
+from spottrain_api.settings.interval import Interval
 from spottrain_runtime.wording import counted
 
 # Assumed before any loss is observed: one loss without notice an hour. It weighs as much as an observed one.
@@ -44,13 +44,9 @@ class CommitInterval:
     interruptions: Interruptions = Interruptions()
 
     @classmethod
-    def parse(cls, text: str, interruptions: Interruptions | None = None) -> CommitInterval:
-        """Of `checkpoint.interval`: "auto", "<n>steps", "<n>s" or "<n>m"."""
-        if text == AUTO_INTERVAL:
-            return cls(interruptions=interruptions or Interruptions())
-        if text.endswith("steps"):
-            return cls(steps=int(text.removesuffix("steps")))
-        return cls(seconds=int(text[:-1]) * (60.0 if text.endswith("m") else 1.0))
+    def of(cls, interval: Interval, interruptions: Interruptions) -> CommitInterval:
+        """That of `checkpoint.interval`, and of what the job has seen."""
+        return cls(steps=interval.steps, seconds=interval.seconds, interruptions=interruptions)
 
     def due_at_step(self, step: int) -> bool:
         """Whether to save after this step because of its number; the same on every rank."""
