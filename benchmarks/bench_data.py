@@ -88,7 +88,7 @@ def measure(samples: Samples, num_workers: int | None, num_steps: int) -> tuple[
             next(batches)
             time.sleep(STEP_SECONDS)
             whole.append(time.monotonic() - started)
-            waited.append(batches.take_wait())
+            waited.append(batches.pop_wait())
     return median(whole[NUM_WARM_UP:]), median(waited[NUM_WARM_UP:])
 
 

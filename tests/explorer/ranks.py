@@ -201,7 +201,7 @@ class _Data:
         """Nobody looks."""
 
     def batches(self, **_: Any) -> Any:
-        return SimpleNamespace(close=lambda: None, take_wait=lambda: 0.0)
+        return SimpleNamespace(close=lambda: None, pop_wait=lambda: 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

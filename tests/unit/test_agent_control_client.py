@@ -20,7 +20,7 @@ from aiohttp.test_utils import TestServer
 from control_folder import control_folder
 from spottrain_agent import routes
 from spottrain_agent.control_address import ControlAddress
-from spottrain_agent.control_client import HELD_SECONDS, MAX_SAY_AGAIN_SECONDS, ControlClient, Outage
+from spottrain_agent.control_client import HELD_SECONDS, MAX_LOG_AGAIN_SECONDS, ControlClient, Outage
 from spottrain_agent.ports import bind
 from spottrain_agent.routes import DirectRoute
 from spottrain_api.contract.assignments import AgentReport, Assignment, AssignmentAction
@@ -172,7 +172,7 @@ def test_the_intervals_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     outage = Outage("http://operator:8080", clock=lambda: now)
     told_at = []
     for hour in range(48):
-        now = hour * MAX_SAY_AGAIN_SECONDS
+        now = hour * MAX_LOG_AGAIN_SECONDS
         before = len(caplog.records)
         outage.failed(PATH_REPORT, TimeoutError())
         told_at += [hour] * (len(caplog.records) - before)

@@ -169,7 +169,7 @@ async def test_peers_go_to_the_operator_themselves_when_their_relay_ends(job: Jo
 
 
 async def test_they_come_back_to_a_relay_that_does(job: Job) -> None:
-    job.members[0].contact._relay.lead({})
+    job.members[0].contact._relay.set_peers({})
     await until(lambda: (job.setup.reports.num_present, job.relayed()) == (3, 0))
     job.publish(watcher="mark")
     await job.until_relayed()
@@ -206,7 +206,7 @@ async def test_a_new_operator_hears_of_all_from_node_rank_0(job: Job) -> None:
 
 async def test_peers_leave_a_relay_that_is_alone_for_long(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_module, "SILENT_OPERATOR_SECONDS", 0.0)
-    job.members[0].contact._relay.sent(taken=False)
+    job.members[0].contact._relay.sent(accepted=False)
     await until(lambda: job.relayed() == 0)
 
 
@@ -299,7 +299,7 @@ async def test_a_peer_whose_relay_fails_is_with_the_operator_soon(job: Job, fail
     peer = job.members[1]
     async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
         relay = Relay(address=f"127.0.0.1:{server.sockets[0].getsockname()[1]}", token="t")
-        job.members[0].contact._relay.lead({})
+        job.members[0].contact._relay.set_peers({})
         await until(lambda: (job.setup.reports.num_present, job.relayed()) == (3, 0))
         begun = time.monotonic()
         job.setup.board.publish(

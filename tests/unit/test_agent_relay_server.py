@@ -42,7 +42,7 @@ class Alone:
 async def alone() -> AsyncIterator[Alone]:
     asked = asyncio.Event()
     relay = relay_module.RelayServer("127.0.0.1", asked.set)
-    relay.lead({"uid-2": running(1, 1)})
+    relay.set_peers({"uid-2": running(1, 1)})
     asked.clear()
     serving = asyncio.create_task(relay.run())
     own = AgentReport(pod="gpt-1", pod_uid="uid-1", rendezvous_port=1, sent_at=NOW)
@@ -73,7 +73,7 @@ async def test_the_clocks_are_compared_when_a_poll_begins_to_be_held(
     polling = asyncio.create_task(alone.route.poll(running(1, 1).revision, 60.0))
     await until(lambda: bool(noted))
     assert not polling.done()
-    alone.relay.lead({"uid-2": running(2, 1)})
+    alone.relay.set_peers({"uid-2": running(2, 1)})
     _, lead = await polling
     assert abs(lead) < timedelta(minutes=1)
 
@@ -86,7 +86,7 @@ async def test_an_operator_that_goes_while_it_takes_a_report_ends_no_relay(alone
     await until(lambda: "uid-2" in relay.present and bool(relay._waiting))
     assert relay.filled(alone.own).peers == (alone.peers,)
     relay.lose_contact()
-    relay.sent(taken=False)
+    relay.sent(accepted=False)
     with pytest.raises(RefusedError, match="503"):
         await reporting
     assert relay.filled(alone.own).peers == (), "the peer hands it to the operator itself"
@@ -102,9 +102,9 @@ async def test_what_can_wait_goes_with_the_relays_own_next_report(alone: Alone) 
     again = news.model_copy(update={"number": 2, "step_age_seconds": 5.0})
     repeating = asyncio.create_task(alone.route.report(again))
     await until(lambda: relay.has_news)
-    relay.sent(taken=True)
+    relay.sent(accepted=True)
     assert relay.filled(alone.own).peers == (again,), "the operator had not taken the news yet"
-    relay.sent(taken=True)
+    relay.sent(accepted=True)
     assert await reporting == await repeating > 0
 
     alone.asked.clear()
@@ -123,7 +123,7 @@ async def test_what_can_wait_goes_with_the_relays_own_next_report(alone: Alone) 
     assert relay.filled(alone.own).peers == (committed,)
 
     with relay._polling("uid-2"):
-        relay.sent(taken=False, restarts=True)
+        relay.sent(accepted=False, restarts=True)
         relay.lose_contact()
         last = committed.model_copy(update={"number": 6, "commit": commit.model_copy(update={"step": 60})})
         assert await alone.route.report(last) > 0, "an operator has taken its news, and the next one will"
@@ -159,7 +159,7 @@ async def test_the_operator_takes_all_that_the_largest_job_says_at_once(
         | {"replica_port": 1, "held": (step, step), "process": "0123456789abcdef", "progress": progress}
     )
     reports = {f"uid-{n}": told.model_copy(update={"pod_uid": f"uid-{n}"}) for n in range(2, 513)}
-    alone.relay.lead(dict.fromkeys(reports, running(1, 1)))
+    alone.relay.set_peers(dict.fromkeys(reports, running(1, 1)))
     alone.relay._reports.update(reports)
     alone.relay._unsent.update(reports)
     sent = alone.relay.filled(told).model_copy(update={"present": tuple(reports)})
@@ -198,8 +198,8 @@ async def test_peers_stay_longer_in_a_restart(attempts: list[tuple[float, str]],
     relay = relay_module.RelayServer("127.0.0.1", lambda: None, lambda: now)
     with relay._socket:
         for now, outcome in attempts:  # noqa: B007 - the relay's clock
-            relay.sent(taken=outcome == "taken", restarts=outcome == "refused")
-        assert relay._hears_operator() is stay
+            relay.sent(accepted=outcome == "taken", restarts=outcome == "refused")
+        assert relay._reaches_operator() is stay
 
 
 async def test_half_a_request_is_not_held_nor_one_with_many_headers(

@@ -101,9 +101,9 @@ def test_the_wait_for_data_is_what_fetching_took_since_it_was_asked_for() -> Non
     data, order, plan = _of_draws()
     batches = load_batches(data, order, plan, rank=0, first_step=0, device=torch.device("cpu"), now=Clock(0.5))
     next(batches), next(batches)
-    assert batches.take_wait() == 1.0
+    assert batches.pop_wait() == 1.0
     next(batches)
-    assert batches.take_wait() == 0.5
+    assert batches.pop_wait() == 0.5
 
 
 class NumWorkersStarted(Draws):

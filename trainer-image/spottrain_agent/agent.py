@@ -182,7 +182,7 @@ class Agent:
     async def _stop_once_explained(self, assignment: Assignment, activity: _Activity) -> None:
         """Follow a STOP, but first let torchrun say how a rank has just ended.
 
-        The ranks that lost it may be the reason for the STOP, and the operator is to hear the cause.
+        The ranks that lost it may be the reason for the STOP, and the operator needs the cause.
         """
         for _ in range(round(EXPLAIN_SECONDS / OBSERVE_INTERVAL_SECONDS)):
             if not (self._state.is_active and activity.run.observe().is_unexplained):
@@ -270,7 +270,7 @@ class Agent:
         except (LaunchFailed, OSError) as error:
             failure = Failure(reason=FailureReason.START_FAILED, message=str(error))
         except Exception as error:
-            # A bug. Nobody awaits this task, so that the operator would never hear of it.
+            # A bug. Nobody awaits this task, so that the operator would never learn of it.
             logger.exception("generation %d can't start", run.assignment.number)
             failure = Failure(reason=FailureReason.START_FAILED, message=f"The agent failed: {error!r}")
         ended = GenerationEnded(generation=run.assignment.number, phase=AgentPhase.FAILED, failure=failure)

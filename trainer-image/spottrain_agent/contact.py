@@ -18,7 +18,7 @@ from spottrain_agent.routes import IDLE_SECONDS
 from spottrain_api.contract.assignments import AgentReport, RelayAssignment
 from spottrain_api.contract.names import REPORT_SECONDS
 
-# How often the agent looks for news of which nothing tells it.
+# How often the agent looks for news that nothing reports to it.
 LOOK_SECONDS = 1.0
 # A poll ends so long before the next report, which then uses its connection.
 EARLY_SECONDS = 2.0
@@ -46,13 +46,13 @@ class Contact:
     async def keep(self, control: ControlClient, on_assignment: Callable[[RelayAssignment], None]) -> None:
         """Stay in contact until cancelled."""
 
-        def heed(assignment: RelayAssignment) -> None:
-            self._relay.lead(assignment.peers or {})
+        def handle(assignment: RelayAssignment) -> None:
+            self._relay.set_peers(assignment.peers or {})
             on_assignment(assignment)
 
         async with asyncio.TaskGroup() as doing:
             doing.create_task(self._relay.run())
-            doing.create_task(control.follow_assignments(heed, self._lose_contact, lambda: self._share(control)))
+            doing.create_task(control.follow_assignments(handle, self._lose_contact, lambda: self._share(control)))
             doing.create_task(self._report_forever(control))
 
     def report_soon(self) -> None:
@@ -60,7 +60,7 @@ class Contact:
         self._news.set()
 
     async def report_last(self, control: ControlClient) -> None:
-        """Report once more, until the operator has taken it."""
+        """Report once more, until the operator has accepted it."""
         back_off = BackOff()
         while not await control.send_report(self._numbered(self._report())):
             await back_off.wait()
@@ -98,9 +98,9 @@ class Contact:
             if self._is_early or self._relay.has_news or self._rhythm.is_due(report, time.monotonic()):
                 self._is_early = False
                 self._is_known = True
-                taken = await control.send_report(self._relay.filled(self._numbered(report)))
-                self._relay.sent(taken=taken, restarts=control.operator_restarts)
-                if taken and self._is_known:
+                accepted = await control.send_report(self._relay.filled(self._numbered(report)))
+                self._relay.sent(accepted=accepted, restarts=control.operator_restarts)
+                if accepted and self._is_known:
                     self._rhythm.sent(report, time.monotonic(), control.report_seconds)
                 else:
                     self._rhythm.lose_contact()

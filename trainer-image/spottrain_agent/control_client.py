@@ -22,10 +22,10 @@ from spottrain_agent.routes import (
     DEFAULT_REPORT_SECONDS,
     BadReportError,
     DirectRoute,
+    PollResult,
     RefusedError,
     RelayRoute,
     Route,
-    Told,
 )
 from spottrain_api.contract.assignments import AgentReport, Assignment, RelayAssignment
 from spottrain_api.contract.names import MAX_LONG_POLL_SECONDS, PATH_ASSIGNMENT, PATH_REPORT
@@ -38,8 +38,8 @@ MAX_BACK_OFF_SECONDS = 1.0
 MIN_WITHOUT_RELAY_SECONDS = 1.0
 MAX_WITHOUT_RELAY_SECONDS = 240.0
 # How soon an outage is reported again, doubling up to an hour.
-SAY_AGAIN_SECONDS = 60.0
-MAX_SAY_AGAIN_SECONDS = 3600.0
+LOG_AGAIN_SECONDS = 60.0
+MAX_LOG_AGAIN_SECONDS = 3600.0
 # A poll that has been open for so long is held: one that finds nobody, or is refused, ends sooner.
 HELD_SECONDS = 5.0
 # In messages, until the pod says where the operator is.
@@ -75,24 +75,24 @@ class Outage:
         self.url = url
         self._clock = clock
         self._failing: set[str] = set()
-        self._began_at = self._say_at = 0.0
-        self._pause = SAY_AGAIN_SECONDS
+        self._began_at = self._log_at = 0.0
+        self._pause = LOG_AGAIN_SECONDS
 
     def failed(self, request: str, error: Exception) -> None:
         """Call it for each failed request."""
         logger.debug("%s to the operator failed: %r", request, error)
         now = self._clock()
         if not self._failing:
-            self._began_at = self._say_at = now
-            self._pause = SAY_AGAIN_SECONDS
+            self._began_at = self._log_at = now
+            self._pause = LOG_AGAIN_SECONDS
         self._failing.add(request)
-        if now < self._say_at:
+        if now < self._log_at:
             return
-        self._say_at = now + self._pause
-        self._pause = min(2 * self._pause, MAX_SAY_AGAIN_SECONDS)
-        self._say(now - self._began_at, str(error) or type(error).__name__)
+        self._log_at = now + self._pause
+        self._pause = min(2 * self._pause, MAX_LOG_AGAIN_SECONDS)
+        self._log(now - self._began_at, str(error) or type(error).__name__)
 
-    def _say(self, elapsed: float, problem: str) -> None:
+    def _log(self, elapsed: float, problem: str) -> None:
         logger.warning(
             "The operator at %s %s: %s. The ranks train on, but the job's members and status stay as they are until "
             "it answers. Check that the operator's pod is ready, that the name resolves, and that no NetworkPolicy "
@@ -108,27 +108,27 @@ class Outage:
             return
         self._failing.remove(request)
         if not self._failing:
-            self._say_end(self._clock() - self._began_at)
+            self._log_end(self._clock() - self._began_at)
 
-    def _say_end(self, elapsed: float) -> None:
+    def _log_end(self, elapsed: float) -> None:
         logger.info("The operator at %s answers again, after %.0f s.", self.url, elapsed)
 
 
 class RefusedReports(Outage):
-    """Logs, as often as an outage, that the operator answers and takes no report."""
+    """Logs, as often as an outage, that the operator answers and accepts no report."""
 
-    def _say(self, elapsed: float, problem: str) -> None:
+    def _log(self, elapsed: float, problem: str) -> None:
         logger.warning(
             "The operator at %s refuses this pod's reports%s: %s. The ranks train on, but the job's status stays as "
-            "it is, and hangTimeoutSeconds counts from the last report that was taken. Use an operator and a trainer "
-            "image of the same version. If they are, this is a bug: report it with this line.",
+            "it is, and hangTimeoutSeconds counts from the last report that was accepted. Use an operator and a "
+            "trainer image of the same version. If they are, this is a bug: report it with this line.",
             self.url,
             f" for {elapsed:.0f} s" if elapsed else "",
             problem,
         )
 
-    def _say_end(self, elapsed: float) -> None:
-        logger.info("The operator at %s takes this pod's reports again, after %.0f s.", self.url, elapsed)
+    def _log_end(self, elapsed: float) -> None:
+        logger.info("The operator at %s accepts this pod's reports again, after %.0f s.", self.url, elapsed)
 
 
 async def _longest() -> float:
@@ -212,13 +212,13 @@ class ControlClient:
             back_off.reset()
             if assignment is not None:
                 revision = assignment.revision
-                self._heed_relay(assignment)
+                self._follow_relay(assignment)
                 on_assignment(assignment.shifted(offset))
 
     async def send_report(self, report: AgentReport) -> bool:
         """Send a report, and to the operator itself if the relay fails.
 
-        Returns whether the operator has taken it; if not, the next report holds the same and more.
+        Returns whether the operator has accepted it; if not, the next report holds the same and more.
         """
         route = self._route
         if route is not self._direct:
@@ -254,7 +254,7 @@ class ControlClient:
         if self._clock() - self._polling_since > HELD_SECONDS:
             self._outage.succeeded(PATH_ASSIGNMENT)
 
-    async def _poll_while_reachable(self, revision: str, seconds: float) -> Told:
+    async def _poll_while_reachable(self, revision: str, seconds: float) -> PollResult:
         """Poll for at most so many seconds, and until a report fails.
 
         The node of whoever holds the poll may have gone down without a word.
@@ -278,7 +278,7 @@ class ControlClient:
 
     # --- the relay ---------------------------------------------------------------------------------------
 
-    def _heed_relay(self, assignment: Assignment) -> None:
+    def _follow_relay(self, assignment: Assignment) -> None:
         """Use the relay that an assignment names.
 
         A new operator may not know the relay yet, so an assignment that names none doesn't end its use.
@@ -301,7 +301,7 @@ class ControlClient:
         """Go to the operator itself, and try the relay again later."""
         if self._clock() < self._relay_at:  # a poll and a report have failed together
             return
-        level = logging.DEBUG if self._relay_pause < SAY_AGAIN_SECONDS else logging.INFO  # rank 0 often leaves
+        level = logging.DEBUG if self._relay_pause < LOG_AGAIN_SECONDS else logging.INFO  # rank 0 often leaves
         reason = str(error) or type(error).__name__
         logger.log(level, "the relay on node rank 0 fails, so this agent asks the operator itself: %s", reason)
         self._relay_at = self._clock() + self._relay_pause

@@ -203,7 +203,7 @@ class GenerationRun:
         self.directory.remove_drain()
 
     def show_risk(self, at_risk: bool) -> None:
-        """Tell the ranks whether the node may be taken back soon."""
+        """Report to the ranks whether the node may be taken back soon."""
         if at_risk != self._at_risk and self.directory.path.is_dir():
             self._at_risk = at_risk
             try:

@@ -1,6 +1,6 @@
 """The agent's client of the watcher on its node.
 
-The watcher reports the notices, and whether they can be heard.
+The watcher reports the notices, and whether it can see them.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ class NoticeClient:
         self._clock = clock
         self._since = clock()
         self._mark = ""
-        self._told = asyncio.Event()
+        self._is_expecting = asyncio.Event()
         self._watch = NodeWatch(state=WatchState.MISSING, trouble=f"{watcher_url} was not asked yet")
 
     @property
     def watch(self) -> NodeWatch:
-        """Whether the notices can be heard, and for how long that has been so."""
+        """Whether the notices arrive, and for how long that has been so."""
         return self._watch.model_copy(update={"seconds": self._clock() - self._since})
 
     def expect(self, mark: str) -> None:
         """Believe only the watcher with this mark on the node: nobody, if it is empty."""
         self._mark = mark
-        self._told.set()
+        self._is_expecting.set()
 
     async def follow(self, on_notices: Callable[[NoticeList], None]) -> None:
         """Pass on the notices in force whenever the watcher's change, until cancelled.
 
         It waits for the first `expect`.
         """
-        await self._told.wait()
+        await self._is_expecting.wait()
         revision = ""
         known: tuple[Notice, ...] = ()
         back_off = BackOff()
@@ -62,15 +62,15 @@ class NoticeClient:
             except TRANSIENT_ERRORS as error:
                 trouble = f"{self._url} does not answer: {str(error) or type(error).__name__}"
             if trouble is not None:
-                # Hear all again afterwards: whoever answers then may have nothing new to say.
+                # Ask for all again afterwards: whoever answers then may have nothing new to say.
                 revision = ""
-                self._now(WatchState.MISSING, trouble)
+                self._set_state(WatchState.MISSING, trouble)
                 await back_off.wait()
                 continue
             back_off.reset()
             if notices is not None:
                 revision = notices.revision
-                self._now(_state(notices), notices.trouble, hears_cloud=notices.hears_cloud)
+                self._set_state(_state(notices), notices.trouble, hears_cloud=notices.hears_cloud)
                 known = _in_force(known, notices)
                 on_notices(notices.model_copy(update={"notices": known}))
 
@@ -92,7 +92,7 @@ class NoticeClient:
             return None
         return f"{self._url} gives notices, but can't prove that it is the watcher that has marked the node"
 
-    def _now(self, state: WatchState, trouble: str | None, *, hears_cloud: bool = True) -> None:
+    def _set_state(self, state: WatchState, trouble: str | None, *, hears_cloud: bool = True) -> None:
         if state is not self._watch.state:
             self._since = self._clock()
             logger.info("notices of this node: %s%s", state, f" ({one_line(trouble)})" if trouble else "")
@@ -100,14 +100,14 @@ class NoticeClient:
         self._watch = NodeWatch(state=state, trouble=said, hears_cloud=hears_cloud)
 
 
-def _in_force(known: tuple[Notice, ...], told: NoticeList) -> tuple[Notice, ...]:
-    """The notices of the watcher, and those that it can't hear at present.
+def _in_force(known: tuple[Notice, ...], reported: NoticeList) -> tuple[Notice, ...]:
+    """The notices of the watcher, and those that it can't see at present.
 
     A watcher in trouble, such as one that has just restarted, takes nothing back by not repeating it.
     """
-    repeated = {notice.id for notice in told.notices}
-    unheard = (notice for notice in known if notice.id not in repeated) if told.trouble else ()
-    return (*told.notices, *unheard)
+    repeated = {notice.id for notice in reported.notices}
+    unseen = (notice for notice in known if notice.id not in repeated) if reported.trouble else ()
+    return (*reported.notices, *unseen)
 
 
 def _state(notices: NoticeList) -> WatchState:

@@ -69,10 +69,10 @@ class RelayServer:
         self._unsent: set[str] = set()
         self._quiet: set[str] = set()  # peers whose newest report can wait for the next one
         self._sending: set[str] = set()  # peers whose newest report is in that which is filled
-        self._news_taken: set[str] = set()  # peers whose newest news, except commits, an operator has
+        self._news_accepted: set[str] = set()  # peers whose newest news, except commits, an operator has
         self._waiting: dict[str, asyncio.Future[bool]] = {}
         self._in_flight: dict[str, asyncio.Future[bool]] = {}
-        self._told: frozenset[str] | None = frozenset()
+        self._reported_present: frozenset[str] | None = frozenset()
         self._alone_since: float | None = None
         self._restarts = False
 
@@ -90,24 +90,24 @@ class RelayServer:
             await web.SockSite(runner, self._socket).start()
             await asyncio.Event().wait()
         finally:
-            self.lead({})
-            self.sent(taken=False)
+            self.set_peers({})
+            self.sent(accepted=False)
             await runner.cleanup()
 
     # --- this agent and the operator ---------------------------------------------------------------------
 
-    def lead(self, peers: Mapping[str, Assignment]) -> None:
+    def set_peers(self, peers: Mapping[str, Assignment]) -> None:
         """Set the peers, by pod uid, and what each is assigned."""
         self._peers = {
-            uid: (told.revision, told.model_copy(update={"relay": None}).to_json().encode())  # it has the token
-            for uid, told in peers.items()
+            uid: (each.revision, each.model_copy(update={"relay": None}).to_json().encode())  # it has the token
+            for uid, each in peers.items()
         }
         self._reports = {uid: report for uid, report in self._reports.items() if uid in peers}
         self._unsent &= peers.keys()
         self._quiet &= peers.keys()
-        self._news_taken &= peers.keys()
+        self._news_accepted &= peers.keys()
         for uid in self._waiting.keys() - peers.keys():
-            _settle(self._waiting.pop(uid), taken=False)
+            _settle(self._waiting.pop(uid), accepted=False)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         if self.has_news:
@@ -120,7 +120,7 @@ class RelayServer:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._unsent) or self._told != self.present
+        return bool(self._unsent) or self._reported_present != self.present
 
     def filled(self, report: AgentReport) -> RelayReport:
         """This agent's report, with those of its peers that the operator lacks."""
@@ -135,22 +135,22 @@ class RelayServer:
         self._unsent -= self._sending
         self._quiet -= self._sending
         self._in_flight = {uid: self._waiting.pop(uid) for uid in chosen if uid in self._waiting}
-        self._told = self.present
+        self._reported_present = self.present
         peers = tuple(self._reports[uid] for uid in chosen)
-        return RelayReport(**dict(report), present=tuple(sorted(self._told)), peers=peers)
+        return RelayReport(**dict(report), present=tuple(sorted(self._reported_present)), peers=peers)
 
-    def sent(self, *, taken: bool, restarts: bool = False) -> None:
-        """Note whether the operator has taken the report that was filled last.
+    def sent(self, *, accepted: bool, restarts: bool = False) -> None:
+        """Note whether the operator has accepted the report that was filled last.
 
         If it hasn't, `restarts` says whether it seems to restart.
         """
         answered, self._in_flight = self._in_flight, {}
         for future in answered.values():
-            _settle(future, taken=taken)
-        if taken:
+            _settle(future, accepted=accepted)
+        if accepted:
             self._alone_since = None
             self._restarts = False
-            self._news_taken |= self._sending & self._peers.keys()
+            self._news_accepted |= self._sending & self._peers.keys()
             if self.has_news:
                 self._on_news()
             return
@@ -165,7 +165,7 @@ class RelayServer:
         """Report anew of all peers, to an operator that may know none of them."""
         self._unsent |= self.present & self._reports.keys()
         self._quiet -= self._unsent
-        self._told = None
+        self._reported_present = None
 
     # --- the peers ---------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class RelayServer:
         """Answer once the peer's assignment differs from `?after=`.
 
         Until then, write a line each second.
-        The answer's first line proves it. It is cut off if this agent can't tell any more.
+        The answer's first line proves it. It is cut off if this agent can't answer any more.
         """
         nonce = self._question(request)
         uid = request.query.get("pod", "")
@@ -181,8 +181,8 @@ class RelayServer:
         response = web.StreamResponse()
         with suppress(OSError), self._polling(uid):  # the peer may go at any time
             await response.prepare(request)
-            while (told := self._peers.get(uid)) is not None and self._hears_operator():
-                changed, (revision, content) = self._changed, told
+            while (found := self._peers.get(uid)) is not None and self._reaches_operator():
+                changed, (revision, content) = self._changed, found
                 if revision != request.query.get("after"):
                     await response.write(self._proven(nonce, content))
                     break
@@ -194,11 +194,11 @@ class RelayServer:
         return response
 
     async def _report(self, request: web.Request) -> web.Response:
-        """Answer once the operator has taken the report, or at once if it can wait.
+        """Answer once the operator has accepted the report, or at once if it can wait.
 
         It can if it has no news, or none but a commit.
 
-        503: the operator has not taken it, so the peer has to go there itself.
+        503: the operator has not accepted it, so the peer has to go there itself.
         """
         try:
             async with asyncio.timeout(http_server.REQUEST_SECONDS):
@@ -216,11 +216,11 @@ class RelayServer:
         known = self._reports.get(uid)
         if known is None or not report.is_older_than(known):
             self._reports[uid] = report
-            if known is not None and report.news_but_commits == known.news_but_commits and uid in self._news_taken:
+            if known is not None and report.news_but_commits == known.news_but_commits and uid in self._news_accepted:
                 if uid not in self._unsent:
                     self._quiet.add(uid)
-                return self._taken(nonce)
-            self._news_taken.discard(uid)
+                return self._accepted(nonce)
+            self._news_accepted.discard(uid)
             self._sending.discard(uid)
             self._quiet.discard(uid)
             self._unsent.add(uid)
@@ -230,9 +230,9 @@ class RelayServer:
         self._on_news()
         if not await asyncio.shield(future):
             raise web.HTTPServiceUnavailable(text="node rank 0 can't report to the operator")
-        return self._taken(nonce)
+        return self._accepted(nonce)
 
-    def _taken(self, nonce: str) -> web.Response:
+    def _accepted(self, nonce: str) -> web.Response:
         return web.Response(body=self._proven(nonce, f"{QUIET_REPORT_SECONDS:g}".encode()))
 
     def _question(self, request: web.Request, body: bytes = b"") -> str:
@@ -252,13 +252,13 @@ class RelayServer:
                     await self._changed.wait()
         if uid not in self._peers:
             self._refuse("this agent has no such peer")
-        if not self._hears_operator():
+        if not self._reaches_operator():
             self._refuse("node rank 0 can't report to the operator")
 
     def _refuse(self, sentence: str) -> NoReturn:
         raise web.HTTPServiceUnavailable(text=sentence)
 
-    def _hears_operator(self) -> bool:
+    def _reaches_operator(self) -> bool:
         if self._alone_since is None:
             return True
         patience = RESTART_SECONDS if self._restarts else SILENT_OPERATOR_SECONDS
@@ -271,7 +271,7 @@ class RelayServer:
         After an answer it asks again soon.
         """
         if uid not in self.present:
-            self._told = None  # it may have been away without a word of this agent
+            self._reported_present = None  # it may have been away without a word of this agent
         self._num_polls[uid] += 1
         leaving = self._leaving.pop(uid, None)
         if leaving is not None:
@@ -285,18 +285,18 @@ class RelayServer:
             raise
         self._end_poll(uid)
         if not self._num_polls[uid]:
-            self._leaving[uid] = asyncio.get_running_loop().call_later(BETWEEN_POLLS_SECONDS, self._went, uid)
+            self._leaving[uid] = asyncio.get_running_loop().call_later(BETWEEN_POLLS_SECONDS, self._has_left, uid)
 
     def _end_poll(self, uid: str) -> None:
         self._num_polls[uid] -= 1
         if not self._num_polls[uid]:
             del self._num_polls[uid]
 
-    def _went(self, uid: str) -> None:
+    def _has_left(self, uid: str) -> None:
         del self._leaving[uid]
         self._on_news()
 
 
-def _settle(future: asyncio.Future[bool], *, taken: bool) -> None:
+def _settle(future: asyncio.Future[bool], *, accepted: bool) -> None:
     if not future.done():
-        future.set_result(taken)
+        future.set_result(accepted)

@@ -66,13 +66,13 @@ class ReplicaProcess:
         await self._wanted.wait()
         while True:
             try:
-                await self._live_once()
+                await self._run_once()
             except OSError as error:
                 # Processes or open files are short, which may pass. Ranks train without replicas meanwhile.
                 logger.warning("the process that holds replicas can't start: %s", error)
             await asyncio.sleep(RESTART_DELAY_SECONDS)
 
-    async def _live_once(self) -> None:
+    async def _run_once(self) -> None:
         process, ours = self._spawn()
         self.pid = process.pid
         ended = self._reaper.ended(process.pid)

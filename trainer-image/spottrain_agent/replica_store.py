@@ -62,7 +62,7 @@ class ReplicaStore:
         self._spare: list[bytearray] = []
         self._lock = threading.Lock()
 
-    def room(self, size: int) -> bytearray:
+    def allocate(self, size: int) -> bytearray:
         """Memory for an object, reused from an older step if the size fits.
 
         Fresh pages cost more than copying the bytes.
@@ -173,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_allowed():
             return None
         try:
-            data = self.server.store.room(int(self.headers.get("Content-Length", "0")))
+            data = self.server.store.allocate(int(self.headers.get("Content-Length", "0")))
         except (ValueError, MemoryError):
             self._refuse(HTTPStatus.INSUFFICIENT_STORAGE)
             return None
@@ -212,10 +212,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 def serve(control: socket.socket, listen: socket.socket) -> None:
     """Serve until the agent closes CONTROL."""
-    speaking = threading.Lock()
+    sending = threading.Lock()
 
     def report(held: tuple[HeldShards, ...]) -> None:
-        with speaking:
+        with sending:
             control.sendall(json.dumps([step.model_dump(by_alias=True) for step in held]).encode() + b"\n")
 
     store = ReplicaStore(report)

@@ -35,7 +35,7 @@ class ReportRhythm:
         return max(0.0, self._next_at - now) if self._news is not None else 0.0
 
     def sent(self, report: AgentReport, now: float, longest: float) -> None:
-        """Note a report that the operator has taken.
+        """Note a report that the operator has accepted.
 
         `longest` is the longest pause that the operator allows, in seconds.
         """

@@ -36,7 +36,7 @@ HEADER_PROOF = "Spottrain-Proof"
 # How the operator answers a report that is out of bounds, or too large.
 BAD_REPORT = (400, 413)
 
-Told = tuple[RelayAssignment | None, timedelta]
+PollResult = tuple[RelayAssignment | None, timedelta]
 
 
 class RefusedError(aiohttp.ClientError):
@@ -64,11 +64,8 @@ class Route(Protocol):
     Each method raises one of TRANSIENT_ERRORS if that fails.
     """
 
-    async def poll(self, revision: str, seconds: float) -> Told:
-        """The assignment if a new one comes within `seconds`, and the clock's lead.
-
-        The lead is how far this clock is ahead of that of whoever answers.
-        """
+    async def poll(self, revision: str, seconds: float) -> PollResult:
+        """The assignment if a new one comes within `seconds`, and how far this clock is ahead of the answerer's."""
 
     async def report(self, report: AgentReport) -> float:
         """Hand over a report. Returns the longest pause until the next one, in seconds."""
@@ -89,7 +86,7 @@ class DirectRoute:
         self._patience = FIRST_REPORT_SECONDS
         self.url = ""
 
-    async def poll(self, revision: str, seconds: float) -> Told:
+    async def poll(self, revision: str, seconds: float) -> PollResult:
         endpoint = self._endpoint()
         async with self._session.get(
             endpoint.url + PATH_ASSIGNMENT,
@@ -99,8 +96,8 @@ class DirectRoute:
             ssl=endpoint.trust,
         ) as response:
             await _require_success(response)
-            told = None if response.status == 204 else RelayAssignment.from_json(await response.read())
-            return told, _lead(response)
+            assignment = None if response.status == 204 else RelayAssignment.from_json(await response.read())
+            return assignment, _clock_offset(response)
 
     async def report(self, report: AgentReport) -> float:
         try:
@@ -142,13 +139,13 @@ class RelayRoute:
         self.relay = relay
         self._pod_uid = pod_uid
 
-    async def poll(self, revision: str, seconds: float) -> Told:
+    async def poll(self, revision: str, seconds: float) -> PollResult:
         """As Route says, but the relay holds the poll for as long as nothing changes."""
         url = URL(f"http://{self.relay.address}{PATH_ASSIGNMENT}").with_query(pod=self._pod_uid, after=revision)
         nonce, headers = _question(self.relay.token, "GET", url)
         async with self._session.get(url, headers=headers, timeout=RELAY_POLL_TIMEOUT) as response:
-            lead = _lead(response)  # the headers come at once, and the answer perhaps minutes later
-            return RelayAssignment.from_json(await self._answer(response, nonce)), lead
+            offset = _clock_offset(response)  # the headers come at once, and the answer perhaps minutes later
+            return RelayAssignment.from_json(await self._answer(response, nonce)), offset
 
     async def report(self, report: AgentReport) -> float:
         report = report.model_copy(update={"relay_port": None, "relay_token": None})
@@ -202,7 +199,7 @@ async def _require_success(response: aiohttp.ClientResponse) -> None:
         raise kind(response.status, one_line(await response.text(errors="replace")) or response.reason or "")
 
 
-def _lead(response: aiohttp.ClientResponse) -> timedelta:
+def _clock_offset(response: aiohttp.ClientResponse) -> timedelta:
     return clock_offset(response.headers.get("Date"), datetime.now(UTC))
 
 

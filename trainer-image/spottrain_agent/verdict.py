@@ -97,10 +97,10 @@ def judge(observation: GenerationObservation) -> Verdict | None:
     failed = [end for end in ends if end is not None and end.phase is AgentPhase.FAILED]
     cause = min(failed, key=_is_a_consequence, default=None)
     # A peer of a killed rank fails before torchrun says that the rank was killed.
-    untold = not observation.is_settled and any(
+    is_unreported = not observation.is_settled and any(
         end is None and rank.is_unexplained for rank, end in zip(observation.ranks, ends, strict=True)
     )
-    if cause is not None and not (_is_a_consequence(cause) and untold):
+    if cause is not None and not (_is_a_consequence(cause) and is_unreported):
         return cause
     if all(end is not None for end in ends):
         return _together([end for end in ends if end is not None])

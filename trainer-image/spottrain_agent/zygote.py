@@ -49,7 +49,7 @@ PRELOADED_MODULES = (
 MAX_PID_BYTES = 20
 
 
-def _say(channel: socket.socket, **message: object) -> None:
+def _send(channel: socket.socket, **message: object) -> None:
     channel.sendall(json.dumps(message).encode() + b"\n")
 
 
@@ -59,7 +59,7 @@ def _preload(channel: socket.socket) -> None:
             importlib.import_module(name)
         except Exception as error:  # a broken torch may raise anything
             why = one_line(str(error))
-            _say(channel, error=f"The image's Python can't import {name}: {why}. Install torch in the image.")
+            _send(channel, error=f"The image's Python can't import {name}: {why}. Install torch in the image.")
             raise SystemExit(1) from None
     preload(PRELOADED_MODULES)
 
@@ -92,7 +92,7 @@ def _fork_launcher(channel: socket.socket, request: LaunchRequest, agent: int) -
         os.waitpid(middle, 0)
         if not pid:
             raise SystemExit(1)
-        _say(channel, pid=int(pid))
+        _send(channel, pid=int(pid))
         return
     middle = os.getpid()
     try:
@@ -134,7 +134,7 @@ def main(descriptor: int) -> None:
     # Move everything to the permanent generation, so that collections in the forks don't copy its pages.
     gc.freeze()
     gc.enable()
-    _say(channel, warm=True)
+    _send(channel, warm=True)
     with channel.makefile("rb") as requests:
         for line in requests:
             _fork_launcher(channel, LaunchRequest.from_json(line), agent)

@@ -71,7 +71,7 @@ class ZygoteProcess:
         num_cold = 0
         while num_cold < LAUNCH_ATTEMPTS or self._was_warm:
             try:
-                await self._live_once()
+                await self._run_once()
             except OSError as error:
                 # Processes or open files are short, which may pass. Ranks may train meanwhile.
                 self._error = f"The pod can't start another process: {error}."
@@ -121,7 +121,7 @@ class ZygoteProcess:
             self._ready.clear()
         return pid
 
-    async def _live_once(self) -> None:
+    async def _run_once(self) -> None:
         process, ours = self._spawn()
         self.pid = process.pid
         ended = self._reaper.ended(process.pid)

@@ -106,7 +106,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         trainer = self._strategy.lightning_module.trainer
-        self._strategy.take_up_epoch(trainer)  # when the first batch is requested
+        self._strategy.resume_epoch(trainer)  # when the first batch is requested
         if not trainer.should_stop:
             yield from (batch for _, batch in self._strategy.loop.micro_batches())
 
@@ -237,7 +237,7 @@ class SpottrainStrategy(DDPStrategy):
         done = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
         done.ready = done.completed = self.loop.step
 
-    def take_up_epoch(self, trainer: Trainer) -> None:
+    def resume_epoch(self, trainer: Trainer) -> None:
         """Let Lightning count from the completed steps, and run a validation that is due.
 
         Commits are made before a validation, so that of the last completed step may not have run yet.

@@ -40,10 +40,10 @@ class Collectives:
         if self._group is None:
             return work()
         if self._rank != 0:
-            told = exchange.broadcast(None, self._group)
-            if "error" in told:
-                raise error_from_json(told["error"])
-            return kind.validate_python(told["result"])
+            answer = exchange.broadcast(None, self._group)
+            if "error" in answer:
+                raise error_from_json(answer["error"])
+            return kind.validate_python(answer["result"])
         outcome = result_or_error(work)
         if isinstance(outcome, CheckpointError):
             exchange.broadcast({"error": error_to_json(outcome)}, self._group)
@@ -105,8 +105,8 @@ class Collectives:
         error = outcome if isinstance(outcome, CheckpointError) else None
         if self._group is None:
             return error
-        told = exchange.all_gather(error_to_json(error) if error is not None else None, self._group)
-        return error_from_json(next(each for each in told if each is not None))
+        errors = exchange.all_gather(error_to_json(error) if error is not None else None, self._group)
+        return error_from_json(next(each for each in errors if each is not None))
 
 
 def result_or_error(work: Callable[[], T]) -> T | CheckpointError:

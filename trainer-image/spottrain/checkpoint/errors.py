@@ -113,12 +113,12 @@ class SaveFailed(CheckpointError):
 class RankFailed(SaveFailed):
     """This save was given up, because another rank's part failed.
 
-    `cause` is that rank's error; `told` is its JSON, from `error_to_json`.
+    `cause` is that rank's error; `encoded` is its JSON, from `error_to_json`.
     """
 
-    def __init__(self, step: int, rank: int, told: list[Any]) -> None:
-        super().__init__(step, rank, told)
-        self.cause = error_from_json(told)
+    def __init__(self, step: int, rank: int, encoded: list[Any]) -> None:
+        super().__init__(step, rank, encoded)
+        self.cause = error_from_json(encoded)
 
     def __str__(self) -> str:
         step, rank, _ = self.args
@@ -145,12 +145,12 @@ def error_to_json(error: CheckpointError) -> list[Any]:
     return [kind.__name__, *(arg if isinstance(arg, (int, list)) else str(arg) for arg in error.args)]
 
 
-def error_from_json(told: list[Any]) -> CheckpointError:
+def error_from_json(encoded: list[Any]) -> CheckpointError:
     """Return the error of a JSON from `error_to_json`.
 
     A class that this version doesn't know becomes a CheckpointError.
     """
-    name, *args = told
+    name, *args = encoded
     kind = globals().get(name)
     known = isinstance(kind, type) and issubclass(kind, CheckpointError)
     return kind(*args) if known else CheckpointError(*args)  # type: ignore[misc]

@@ -101,7 +101,7 @@ class MicroBatches(Iterator[FetchedBatch]):
         self._waited += self._now() - started
         return batch._replace(data=to_device(batch.data, self._device))
 
-    def take_wait(self) -> float:
+    def pop_wait(self) -> float:
         """How many seconds the rank has waited since the last call."""
         waited, self._waited = self._waited, 0.0
         return waited

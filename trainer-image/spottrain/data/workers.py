@@ -59,12 +59,12 @@ class StartWorker:
         die_with_parent()
         os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _read_files_alone()
+        _reopen_files()
         if self.init is not None:
             self.init(number)
 
 
-def _read_files_alone() -> None:
+def _reopen_files() -> None:
     """Reopen the files that are open for reading, at the same offset.
 
     A fork shares the offset with the rank, whose script may read the same files, as in an evaluation: each would move

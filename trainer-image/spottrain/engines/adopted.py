@@ -85,9 +85,9 @@ class AdoptedEngine:
                 "use its DDP or FSDP2, and auto, ddp or fsdp in the job"
             )
         if any(isinstance(module, FSDPModule) for module in model.modules()):
-            taken = "fsdp"
+            used = "fsdp"
         elif isinstance(model, DistributedDataParallel):
-            taken = "ddp"
+            used = "ddp"
         elif world_size > 1:
             raise ValueError(
                 f"the framework has not spread the model over the {world_size} ranks, so that each would train a "
@@ -95,9 +95,9 @@ class AdoptedEngine:
             )
         else:
             return  # frameworks do not wrap the model of a single rank
-        if strategy not in ("auto", taken):
+        if strategy not in ("auto", used):
             raise ValueError(
-                f"the job's strategy is {strategy}, but the framework has spread the model as {taken}; set the "
+                f"the job's strategy is {strategy}, but the framework has spread the model as {used}; set the "
                 "framework's strategy in its own arguments, and the job's to the same or to auto"
             )
 

@@ -36,13 +36,13 @@ class SharedBuffers:
             UserError: The ranks can't share a buffer.
         """
         try:
-            take_over(buffer.detach() for _, buffer in _saved_buffers(self._model))
+            copy_from_first(buffer.detach() for _, buffer in _saved_buffers(self._model))
         except RuntimeError:
             check_buffers(self._model)
             raise
 
 
-def take_over(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
+def copy_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
     """Copy the values of the group's first rank. A collective of the group."""
     for tensor, whole, work in [_send(tensor, group) for tensor in tensors if tensor.numel()]:
         if work is not None:

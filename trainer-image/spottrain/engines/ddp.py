@@ -9,7 +9,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
-from spottrain.engines.buffers import check_buffers, take_over
+from spottrain.engines.buffers import check_buffers, copy_from_first
 from spottrain.engines.engine import EngineConfig
 from spottrain.engines.model_state import wrapping_names
 from spottrain.engines.native import NativeEngine
@@ -44,7 +44,7 @@ class DdpEngine(NativeEngine):
             forward_sync_buffers=False,
             gradient_as_bucket_view=True,
         )
-        take_over(unsent.values())
+        copy_from_first(unsent.values())
         settle_buckets(self._ddp, model)
         self._unused = UnusedParameters(model)
         if precision is not torch.float32:

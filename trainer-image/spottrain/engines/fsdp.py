@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
 from spottrain.engines.blocks import find_blocks, used_from_outside
-from spottrain.engines.buffers import batch_norms, take_over
+from spottrain.engines.buffers import batch_norms, copy_from_first
 from spottrain.engines.engine import FULL, HYBRID, EngineConfig
 from spottrain.engines.model_state import unfit_for_shards
 from spottrain.engines.native import NativeEngine, zeros_for_unused
@@ -72,7 +72,7 @@ class FsdpEngine(NativeEngine):
         for block in blocks:
             self._shard(block, mesh, self._policy(output_dtype=None))
         self._shard(model, mesh, self._policy(output_dtype=torch.float32))
-        self._begin_alike(model, mesh)
+        self._copy_to_replicas(model, mesh)
         gathered = {name: module for name, module in model.named_modules() if module in {*norms, *blocks}}
         self._same_blocks = None
         if gathered and dist.get_world_size() > 1:
@@ -128,16 +128,16 @@ class FsdpEngine(NativeEngine):
         with implicit_replication():
             super().load_state(state)
 
-    def _begin_alike(self, model: nn.Module, mesh: DeviceMesh) -> None:
+    def _copy_to_replicas(self, model: nn.Module, mesh: DeviceMesh) -> None:
         """Give all copies the values of the first rank that has them.
 
         A script may seed each rank differently. Under full sharding, only the whole parameters have copies. Under
         hybrid sharding, shards have copies, too.
         """
-        take_over(parameter.detach() for parameter in self._whole)
+        copy_from_first(parameter.detach() for parameter in self._whole)
         if mesh.ndim == 2:
             shards = (each.to_local().detach() for each in model.parameters() if isinstance(each, DTensor))
-            take_over(shards, mesh.get_group("replicas"))
+            copy_from_first(shards, mesh.get_group("replicas"))
 
     def _average_whole(self) -> None:
         """Average the gradients of the parameters that every rank has whole."""

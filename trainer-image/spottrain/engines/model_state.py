@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from spottrain.checkpoint.errors import UnsupportedState
-from spottrain.engines.buffers import take_over
+from spottrain.engines.buffers import copy_from_first
 
 Tensors = dict[str, torch.Tensor]
 
@@ -121,7 +121,7 @@ def share_parts(model: nn.Module, device: torch.device) -> None:
     """
     model = without_wrapper(model)
     parts = {name: tensor.to(device) for name, tensor in _beside(model, model_state(model)).items()}
-    take_over(parts.values())
+    copy_from_first(parts.values())
     put_back(model, parts)
 
 

@@ -275,7 +275,7 @@ class Training:
         self._reporter.step(
             self.step,
             seconds=seconds,
-            data_wait_seconds=self._batches.take_wait() if self._batches is not None else 0.0,
+            data_wait_seconds=self._batches.pop_wait() if self._batches is not None else 0.0,
             tokens=self._data.tokens_per_step,
         )
         self._saver.poll()

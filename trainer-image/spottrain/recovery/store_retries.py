@@ -26,7 +26,7 @@ def retry(
     Args:
         work: Raises CheckpointError if it fails.
         when: Whether to retry after this error.
-        on_error: Hears of each error that is followed by a retry.
+        on_error: Called with each error that is followed by a retry.
         sleep: Waits so many seconds before a retry.
 
     Returns:

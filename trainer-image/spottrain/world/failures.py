@@ -97,7 +97,7 @@ def as_user_errors() -> Iterator[None]:
 
 
 def _refused_setting(error: ErrorDetails) -> str:
-    """A sentence on a setting whose value this version doesn't take."""
+    """A sentence on a setting whose value this version doesn't know."""
     name = ".".join(map(str, error["loc"])) or "the settings of the job"
     match error["type"]:
         case "enum":

@@ -78,8 +78,8 @@ class Launch:
 
         It is known even if the rest of run.json can't be read.
         """
-        told = _Generation.read(self.run_dir / FILE_RUN) if self.run_dir is not None else None
-        return told.generation if told is not None else 0
+        config = _Generation.read(self.run_dir / FILE_RUN) if self.run_dir is not None else None
+        return config.generation if config is not None else 0
 
     def read_config(self) -> TrainerConfig | None:
         """Read what the agent wrote for this generation; None if there is no agent.

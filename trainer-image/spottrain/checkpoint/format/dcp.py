@@ -167,7 +167,7 @@ class ManifestReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         wanted = [_Wanted.of(item, self._chunk(item), planner.resolve_tensor(item).detach()) for item in plan.items]
-        self._parts.read([each.span for each in wanted], lambda index, *piece: wanted[index].take(*piece))
+        self._parts.read([each.span for each in wanted], lambda index, *piece: wanted[index].fill(*piece))
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -182,7 +182,7 @@ class ManifestReader(StorageReader):
 class _Wanted:
     """Rows of a stored chunk, and the (part of a) tensor that they fill.
 
-    It takes their bytes piece by piece.
+    It is filled piece by piece.
     """
 
     span: Span
@@ -209,7 +209,7 @@ class _Wanted:
             missing=end - begin,
         )
 
-    def take(self, offset: int, data: memoryview) -> None:
+    def fill(self, offset: int, data: memoryview) -> None:
         source = torch.frombuffer(data, dtype=torch.uint8)
         if self.target.is_contiguous() and self.target.shape == self.rows:
             _bytes_of(self.target)[offset : offset + len(data)].copy_(source)

@@ -82,7 +82,7 @@ class Replicas:
         self._newest_step: int | None = None
         self._background = BackgroundThread("replicate")
         self._sending: Future[None] | None = None
-        self._complained = False
+        self._has_warned = False
         self.cost_seconds: float | None = None
         """Seconds of training that one replica costs, smoothed.
 
@@ -202,12 +202,12 @@ class Replicas:
             begun, there = time.thread_time(), 0.0
             try:
                 there = member.put(objects, place)
-                self._complained = False
+                self._has_warned = False
             except CheckpointError as error:
                 # Training continues without a replica, and the next one may succeed: one sentence is enough.
-                if not self._complained:
+                if not self._has_warned:
                     logger.warning("Step %d is not in peers' memory. %s", place.step, error)
-                self._complained = True
+                self._has_warned = True
             return time.thread_time() - begun + there
 
         with ThreadPoolExecutor(len(self._members)) as pool:

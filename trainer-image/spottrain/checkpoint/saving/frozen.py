@@ -74,7 +74,7 @@ class FrozenWeights:
 
     def is_unwritten(self, frozen: Tensors) -> bool:
         """Whether this rank sees a frozen tensor that no commit holds as it is now."""
-        self._hear_of_newest()
+        self._note_newest()
         now = self._fingerprints({name: tensor for name, tensor in frozen.items() if name in self._seen})
         self._changed = {name for name, value in now.items() if value != self._seen[name]}
         return bool(self._changed or self._missing(frozen))
@@ -139,7 +139,7 @@ class FrozenWeights:
         stored = self._stored.tensors if self._rank == 0 else self._seen
         return {name for name in frozen if name not in self._seen or name not in stored}
 
-    def _hear_of_newest(self) -> None:
+    def _note_newest(self) -> None:
         """Count the tensors of the newest save as stored if rank 0 knows of its commit."""
         handle = self._newest
         if handle is None or not handle.done:

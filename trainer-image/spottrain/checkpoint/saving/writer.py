@@ -89,7 +89,7 @@ class WriterProcess:
         ours, theirs = Pipe()
         pid = os.fork()
         if pid == 0:
-            _live(theirs)
+            _serve(theirs)
         theirs.close()
         return cls(pid, ours)
 
@@ -191,7 +191,7 @@ def started_writer() -> WriterProcess | None:
     return _of_rank[1] if _of_rank is not None and _of_rank[0] == os.getpid() else None
 
 
-def _live(connection: Connection) -> NoReturn:
+def _serve(connection: Connection) -> NoReturn:
     exit_code = 1
     try:
         die_with_parent()
