@@ -52,9 +52,7 @@ def warmup_cosine(*, total: int, warmup: int = 0, floor: float = 0.0) -> Schedul
 
 
 def warmup_stable_decay(*, total: int, decay: int, warmup: int = 0, floor: float = 0.0) -> Schedule:
-    """Warm up linearly, stay, then decay linearly.
-
-    Source: Hu et al., "MiniCPM", 2024.
+    """Warm up linearly, stay, then decay linearly. Source: Hu et al., "MiniCPM", 2024.
 
     Args:
         total: Steps of the run, after which the rate is at its floor.

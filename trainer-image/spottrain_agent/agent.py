@@ -1,7 +1,4 @@
-"""The agent's shell.
-
-It feeds events to the state machine and carries out its commands.
-"""
+"""The agent's shell, which feeds events to the state machine and carries out its commands."""
 
 from __future__ import annotations
 
@@ -72,10 +69,7 @@ EXPLAIN_SECONDS = 2.0
 
 
 def initial_state(settings: AgentSettings) -> AgentState:
-    """The state of a new agent.
-
-    If it follows a different agent in the same pod, that one's generation has failed.
-    """
+    """The state of a new agent. If it follows a different agent in the same pod, that one's generation has failed."""
     generation = newest_generation(settings.run_root)
     if generation == 0:
         return AgentState()
@@ -214,10 +208,7 @@ class Agent:
         self._dispatch(SigtermReceived(notice=notice))
 
     def _grace_seconds(self) -> float:
-        """Seconds that a SIGTERM leaves.
-
-        Nothing says whether the pod is deleted or the node shuts down.
-        """
+        """Seconds that a SIGTERM leaves: nothing says whether the pod is deleted or the node shuts down."""
         grace = self._settings.grace_seconds
         return grace if self._shutdown_grace is None else min(grace, self._shutdown_grace)
 

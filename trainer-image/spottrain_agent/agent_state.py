@@ -1,6 +1,4 @@
-"""What the agent does next: a pure state machine.
-
-(state, event) -> (state, commands); no clock, no I/O.
+"""What the agent does next: a pure state machine. (state, event) -> (state, commands); no clock, no I/O.
 
 Rules:
 - At most one generation has processes. The next one starts when all processes of the last one are gone.
@@ -110,10 +108,7 @@ class DrainSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationEnded:
-    """It is known how the generation ended on this member.
-
-    Some of its processes may still be there.
-    """
+    """It is known how the generation ended on this member. Some of its processes may still be there."""
 
     generation: int
     phase: AgentPhase
@@ -153,7 +148,8 @@ class CancelDrain:
 class KillGeneration:
     """Send SIGKILL to all its processes, including workers and their children.
 
-    `show_stacks`: first log where the ranks stand.
+    Attributes:
+        show_stacks: First log where the ranks stand.
     """
 
     generation: int
@@ -264,10 +260,7 @@ def _stop(state: AgentState, number: int, *, show_stacks: bool) -> Reaction:
 
 
 def _never_run(state: AgentState, number: int) -> Reaction:
-    """A generation is over before this agent has started it.
-
-    Only this agent can report that.
-    """
+    """A generation is over before this agent has started it. Only this agent can report that."""
     if number <= state.generation:
         return Reaction(state=state)
     pending = state.pending if state.pending and state.pending.number > number else None

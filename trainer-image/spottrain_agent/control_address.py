@@ -1,7 +1,4 @@
-"""Where the agent reaches the control API, and whom it trusts there.
-
-Both are in files that the kubelet renews.
-"""
+"""Where the agent reaches the control API, and whom it trusts there. Both are in files that the kubelet renews."""
 
 from __future__ import annotations
 
@@ -34,10 +31,7 @@ class ControlEndpoint:
 
 
 class ControlAddress:
-    """Reads the files for each request.
-
-    So a new port, scheme or authority needs no new pod.
-    """
+    """Reads the files for each request. So a new port, scheme or authority needs no new pod."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,7 +1,4 @@
-"""The agent's client of the operator, directly or through a relay.
-
-Its long polls never give up.
-"""
+"""The agent's client of the operator, directly or through a relay. Its long polls never give up."""
 
 from __future__ import annotations
 
@@ -48,10 +45,7 @@ TRANSIENT_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ValidationError)
 
 
 class BackOff:
-    """Waits between attempts.
-
-    The pause doubles, with jitter, up to a second, so that a restart is noticed soon.
-    """
+    """Waits between attempts. The pause doubles, with jitter, up to a second, so that a restart is noticed soon."""
 
     def __init__(self) -> None:
         self._seconds = MIN_BACK_OFF_SECONDS

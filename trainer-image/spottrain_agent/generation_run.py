@@ -45,10 +45,7 @@ UNDECLARED_SHARE = 0.25
 
 
 def missing_entrypoint(entrypoint: Entrypoint) -> Failure | None:
-    """Why the program can't be run from the image, found before any process starts.
-
-    None if it may be there.
-    """
+    """Why the program can't be run from the image, found before any process starts. None if it may be there."""
     try:
         message = _what_is_missing(entrypoint)
     except OSError as error:
@@ -117,9 +114,7 @@ def _sets_path(file: Path) -> bool:
 
 
 async def wait_for_rendezvous_store(endpoint: str) -> None:
-    """Wait until the store's host listens.
-
-    After RENDEZVOUS_STORE_TIMEOUT_SECONDS, leave the wait to torchrun.
+    """Wait until the store's host listens. After RENDEZVOUS_STORE_TIMEOUT_SECONDS, leave the wait to torchrun.
 
     torch's own client sleeps for half a second or more after each refused connection. In a recovery that takes a
     second, that is most of the time.
@@ -138,10 +133,7 @@ async def wait_for_rendezvous_store(endpoint: str) -> None:
 
 
 class GenerationRun:
-    """The processes of one generation on this member.
-
-    It also has the directory that it shares with them.
-    """
+    """The processes of one generation on this member, and the directory that it shares with them."""
 
     def __init__(self, assignment: GenerationAssignment, settings: AgentSettings, grace_seconds: float) -> None:
         self.assignment = assignment
@@ -262,10 +254,7 @@ class GenerationRun:
         return progress
 
     def step_age_seconds(self) -> float:
-        """Seconds since the newest step, or since the start.
-
-        By this process's monotonic clock.
-        """
+        """Seconds since the newest step, or since the start, by this process's monotonic clock."""
         step = max((progress.step for progress in self._all_progress() if progress), default=-1)
         if step > self._step_seen[0]:
             self._step_seen = (step, time.monotonic())

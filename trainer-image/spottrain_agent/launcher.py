@@ -1,6 +1,4 @@
-"""Runs torchrun in this process, for one generation.
-
-It is forked from the zygote, which has torch imported.
+"""Runs torchrun for one generation, in a process forked from the zygote, which has torch imported.
 
 The command line is torchrun's own, and torchrun's own parser reads it. There is one difference from a shell: the
 workers are forked, too (`--start-method=fork` with a function as entrypoint), so that nobody imports torch again.

@@ -1,7 +1,4 @@
-"""The agent's client of the watcher on its node.
-
-The watcher reports the notices, and whether it can see them.
-"""
+"""The agent's client of the watcher on its node, which reports the notices and whether it can see them."""
 
 from __future__ import annotations
 

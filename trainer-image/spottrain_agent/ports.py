@@ -14,9 +14,7 @@ _ADDRESS_OF_REQUEST = slice(20, 24)
 
 
 class ReservedPort:
-    """A port that is bound but not listened on.
-
-    So the system gives it to nobody else.
+    """A port that is bound but not listened on, so that the system gives it to no other process.
 
     The rendezvous store can bind it anyway, because both set SO_REUSEADDR. Each generation gets a port of its own, so
     that a late member can't reach the store of the previous generation.

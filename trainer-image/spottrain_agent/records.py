@@ -26,7 +26,8 @@ def worker_ended_file(local_rank: int) -> str:
 class WorkerStarted(Message):
     """Written by a worker as its first act.
 
-    `expects_session`: its script is going to open a session of the library.
+    Attributes:
+        expects_session: Whether its script is going to open a session of the library.
     """
 
     pid: int
@@ -35,10 +36,12 @@ class WorkerStarted(Message):
 
 
 class WorkerEnded(Message):
-    """Written by a worker when its script is over, however it ended.
+    """Written by a worker when its script is over. It is missing if the process was killed or called `os._exit`.
 
-    It is missing if the process was killed or called `os._exit`. `exception` is the qualified name of the
-    exception's type, `message` the last line of the traceback, `traceback` some lines above it.
+    Attributes:
+        exception: The qualified name of the exception's type.
+        message: The last line of the traceback.
+        traceback: Some lines above it.
     """
 
     exit_code: int
@@ -50,7 +53,8 @@ class WorkerEnded(Message):
 class LauncherEnded(Message):
     """Written by the process that ran torchrun, unless it was killed.
 
-    `exit_codes` holds those of the failed workers by local rank. A negative one is a signal.
+    Attributes:
+        exit_codes: Those of the failed workers by local rank. A negative one is a signal.
     """
 
     exit_codes: dict[int, int] = Field(default_factory=dict)

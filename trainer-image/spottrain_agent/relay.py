@@ -77,10 +77,7 @@ class RelayServer:
         self._restarts = False
 
     async def run(self) -> None:
-        """Serve until cancelled.
-
-        Peers that wait for an answer are then sent to the operator.
-        """
+        """Serve until cancelled. Peers that wait for an answer are then sent to the operator."""
         application = web.Application(client_max_size=MAX_REPORT_BYTES)
         application.router.add_get(PATH_ASSIGNMENT, self._poll)
         application.router.add_post(PATH_REPORT, self._report)
@@ -266,10 +263,7 @@ class RelayServer:
 
     @contextmanager
     def _polling(self, uid: str) -> Iterator[None]:
-        """The peer holds a poll, and is there as long as its connection is.
-
-        After an answer it asks again soon.
-        """
+        """The peer holds a poll, and is there as long as its connection is. After an answer it asks again soon."""
         if uid not in self.present:
             self._reported_present = None  # it may have been away without a word of this agent
         self._num_polls[uid] += 1

@@ -1,7 +1,4 @@
-"""The agent's side of replicas.
-
-It runs the process that holds them, if a generation asks for it.
-"""
+"""The agent's side of replicas: it runs the process that holds them, if a generation asks for it."""
 
 from __future__ import annotations
 
@@ -23,10 +20,7 @@ ANSWER_SECONDS = 5.0
 
 
 class ReplicaProcess:
-    """Starts `replica_store` with the first token, and again if it dies.
-
-    Its replicas are lost then.
-    """
+    """Starts `replica_store` with the first token, and again if it dies. Its replicas are lost then."""
 
     def __init__(self, reaper: Reaper, address: str) -> None:
         self._reaper = reaper

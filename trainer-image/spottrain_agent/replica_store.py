@@ -1,6 +1,4 @@
-"""Process beside the agent that holds replicated shards.
-
-They are those of its own ranks and of a peer's.
+"""The process beside the agent that holds replicated shards, of its own ranks and of a peer's.
 
 `python -m spottrain_agent.replica_store CONTROL LISTEN`, with two socket descriptors.
 
@@ -50,10 +48,7 @@ Place = tuple[int, int]
 
 
 class ReplicaStore:
-    """Objects of the newest replicated steps.
-
-    A step counts for a rank once all of the rank's objects are there.
-    """
+    """Objects of the newest replicated steps. A step counts for a rank once all of the rank's objects are there."""
 
     def __init__(self, on_change: Callable[[tuple[HeldShards, ...]], None]) -> None:
         self._on_change = on_change
@@ -85,10 +80,7 @@ class ReplicaStore:
             return self._objects.get(place, {}).get(name)
 
     def hold(self, step: HeldShards) -> None:
-        """Note that the objects of these ranks are complete.
-
-        Also drop steps that are too old.
-        """
+        """Note that the objects of these ranks are complete, and drop steps that are too old."""
         with self._lock:
             place = (step.generation, step.sequence)
             known = self._steps.get(place)

@@ -28,10 +28,7 @@ class ReportRhythm:
         return self._news is None or report.news != self._news or now >= self._next_at
 
     def seconds_left(self, now: float) -> float:
-        """Until the next report without news.
-
-        It is 0 if one is due, or if nothing was reported yet.
-        """
+        """Until the next report without news. It is 0 if one is due, or if nothing was reported yet."""
         return max(0.0, self._next_at - now) if self._news is not None else 0.0
 
     def sent(self, report: AgentReport, now: float, longest: float) -> None:

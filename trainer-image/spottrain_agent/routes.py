@@ -40,10 +40,7 @@ PollResult = tuple[RelayAssignment | None, timedelta]
 
 
 class RefusedError(aiohttp.ClientError):
-    """Whoever answers refuses the request, with an HTTP status.
-
-    The text has the status and the sentence.
-    """
+    """Whoever answers refuses the request, with an HTTP status. The text has the status and the sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(f"{status}: {sentence}")
@@ -59,10 +56,7 @@ class UnprovenError(aiohttp.ClientError):
 
 
 class Route(Protocol):
-    """Where to ask and report.
-
-    Each method raises one of TRANSIENT_ERRORS if that fails.
-    """
+    """Where to ask and report. Each method raises one of TRANSIENT_ERRORS if that fails."""
 
     async def poll(self, revision: str, seconds: float) -> PollResult:
         """The assignment if a new one comes within `seconds`, and how far this clock is ahead of the answerer's."""

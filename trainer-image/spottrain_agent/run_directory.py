@@ -1,7 +1,4 @@
-"""A generation's run directory.
-
-The module has what the agent writes there, and what it reads from its ranks.
-"""
+"""A generation's run directory: what the agent writes there, and what it reads from its ranks."""
 
 from __future__ import annotations
 
@@ -47,10 +44,7 @@ def _generations(root: Path) -> list[tuple[int, Path]]:
 
 
 class RunDirectory:
-    """The folder `<root>/g<generation>`.
-
-    A file is read again only after it has changed.
-    """
+    """The folder `<root>/g<generation>`. A file is read again only after it has changed."""
 
     def __init__(self, root: Path, generation: int) -> None:
         self.root = root
@@ -59,10 +53,7 @@ class RunDirectory:
         self._read: dict[Path, tuple[tuple[int, int], Message | None]] = {}
 
     def create(self, config: Mapping[str, Any]) -> None:
-        """Create it with only run.json, and drop the oldest run directories.
-
-        run.json is a TrainerConfig.
-        """
+        """Create it with only run.json, and drop the oldest run directories. run.json is a TrainerConfig."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
         (self.path / FILE_RUN).write_text(json.dumps(config))

@@ -44,10 +44,7 @@ def names_session(source: bytes) -> bool:
 
 
 def _is_session(node: ast.AST, libraries: set[str]) -> bool:
-    """Whether a node is `library.session` or an import of `session`.
-
-    `libraries`: names of the imported library.
-    """
+    """Whether a node is an import of `session`, or `session` of one of the names of the library."""
     match node:
         case ast.Attribute(value=ast.Name(id=name), attr="session"):
             return name in libraries
@@ -61,10 +58,7 @@ def _is_of_library(module: str) -> bool:
 
 
 def _source(entrypoint: Entrypoint) -> Path | None:
-    """The program's file.
-
-    Modules are found without an import of their packages, which is left to the program.
-    """
+    """The program's file. Modules are found without an import of their packages, which is left to the program."""
     base = Path(entrypoint.working_dir or ".")
     if entrypoint.module is None:
         return base / (entrypoint.script or "")

@@ -17,18 +17,17 @@ DEFAULT_GRACE_SECONDS = 30.0
 
 
 class InvalidEnvironment(Exception):
-    """The pod's environment lacks something that the agent needs.
-
-    The message is for the user.
-    """
+    """The pod's environment lacks something that the agent needs. The message is for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
     """What the pod's environment says.
 
-    `control_dir` holds the address of the control API. `watcher_url` is None on nodes that no cloud takes back.
-    `grace_seconds` is the pod's termination grace period: the time between SIGTERM and SIGKILL.
+    Attributes:
+        control_dir: Folder with the address of the control API.
+        watcher_url: None on nodes that no cloud takes back.
+        grace_seconds: The pod's termination grace period: the time between SIGTERM and SIGKILL.
     """
 
     control_dir: Path

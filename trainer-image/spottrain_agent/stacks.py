@@ -28,18 +28,12 @@ def stack_file(local_rank: int) -> str:
 
 
 def write_stacks_on_signal(path: Path) -> None:
-    """Let this process write its stacks to `path` on STACK_SIGNAL.
-
-    They are the stacks of all its Python threads.
-    """
+    """Let this process write its stacks to `path` on STACK_SIGNAL. They are the stacks of all its Python threads."""
     faulthandler.register(STACK_SIGNAL, file=path.open("wb"), all_threads=True)  # it keeps the file open
 
 
 async def written(path: Path, after: int = 0) -> str:
-    """What a rank has written to `path` after so many bytes, once it writes no more.
-
-    Empty if it writes nothing.
-    """
+    """What a rank has written to `path` after so many bytes, once it writes no more. Empty if it writes nothing."""
     size, changed_at = after, time.monotonic()
     give_up_at = changed_at + _MAX_SECONDS
     while time.monotonic() < give_up_at and (size == after or time.monotonic() - changed_at < _QUIET_SECONDS):
@@ -69,9 +63,7 @@ async def stacks_of_forks(pid: int, path: Path) -> AsyncIterator[tuple[int, str]
 
 
 def script_first(stacks: str, caller: str) -> str:
-    """The stacks with the script's thread first.
-
-    They come without the frames from which `caller` runs the script.
+    """The stacks with the script's thread first. They come without the frames from which `caller` runs the script.
 
     faulthandler writes the newest thread first: helpers of torch, data loaders and checkpoints before the script.
 

@@ -1,6 +1,4 @@
-"""How a generation ended on this member, by what its processes have left behind.
-
-Pure.
+"""How a generation ended on this member, by what its processes have left behind. No clock, no I/O.
 
 The ranks' own outcomes come first, then the workers' exits, then torchrun's end. A success is one only once the
 process has ended with exit code 0: the script may have more to do after its session.
@@ -31,7 +29,8 @@ _SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 class RankObservation:
     """What is known about one local rank.
 
-    `is_alive`: its process was seen and still runs.
+    Attributes:
+        is_alive: Whether its process was seen and still runs.
     """
 
     rank: int
@@ -57,7 +56,8 @@ class RankObservation:
 class GenerationObservation:
     """What is known about all local ranks.
 
-    `is_settled`: the launcher has had time to report its workers, or is gone.
+    Attributes:
+        is_settled: Whether the launcher has had time to report its workers, or is gone.
     """
 
     ranks: tuple[RankObservation, ...]
@@ -81,18 +81,12 @@ class Verdict:
     failure: Failure | None = None
 
     def __str__(self) -> str:
-        """The phase and the failure, as the agent logs them.
-
-        The script has printed the traceback itself.
-        """
+        """The phase and the failure, as the agent logs them. The script has printed the traceback itself."""
         return f"{self.phase}: {self.failure.reason}: {self.failure.message}" if self.failure else str(self.phase)
 
 
 def judge(observation: GenerationObservation) -> Verdict | None:
-    """How the generation ended, or None while it runs.
-
-    One failed rank ends the generation.
-    """
+    """How the generation ended, or None while it runs. One failed rank ends the generation."""
     ends = [_rank_end(rank, observation) for rank in observation.ranks]
     failed = [end for end in ends if end is not None and end.phase is AgentPhase.FAILED]
     cause = min(failed, key=_is_a_consequence, default=None)

@@ -34,9 +34,7 @@ _MAX_MESSAGE_LENGTH = 1000
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """The pod's stdout and stderr, kept for the workers.
-
-    Meanwhile, torchrun itself writes to a file.
+    """The pod's stdout and stderr, kept for the workers while torchrun itself writes to a file.
 
     torchrun reports a failed worker with tracebacks of its own process handling. A member whose peers end first
     reports tracebacks of the rendezvous store. In the pod's log, these would bury the script's own words.
@@ -160,10 +158,7 @@ def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _finish() -> None:
-    """Do what the interpreter does at its end, in the same order.
-
-    The fork then leaves by os._exit.
-    """
+    """Do what the interpreter does at its end, in the same order. The fork then leaves by os._exit."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

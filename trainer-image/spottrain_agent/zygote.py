@@ -1,6 +1,4 @@
-"""The zygote: an interpreter with torch imported.
-
-Each generation's torchrun is forked from it.
+"""The zygote: an interpreter with torch imported, from which each generation's torchrun is forked.
 
 Plain torchrun imports torch once in its own process and once more in every worker. On a machine on which several
 members start together, that is most of the time between two generations. The zygote imports torch when the pod

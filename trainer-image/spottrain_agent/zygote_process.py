@@ -1,7 +1,4 @@
-"""The agent's side of the zygote.
-
-It keeps one running, and asks it to start generations.
-"""
+"""The agent's side of the zygote: it keeps one running, and asks it to start generations."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ SpawnZygote = Callable[[], tuple[StartedProcess, socket.socket]]
 
 
 class ZygoteProcess:
-    """Runs zygotes, a new one whenever one dies.
-
-    It sends launch requests to the living one.
-    """
+    """Runs zygotes, a new one whenever one dies. It sends launch requests to the living one."""
 
     def __init__(self, reaper: Reaper, on_change: Callable[[], None], spawn: SpawnZygote) -> None:
         self._reaper = reaper
@@ -101,10 +95,7 @@ class ZygoteProcess:
         raise self._failure()
 
     async def settle(self) -> None:
-        """Wait until no request is under way.
-
-        After a cancelled launch, its process exists by then, or never will.
-        """
+        """Wait until no request is under way. After a cancelled launch, its process exists by then, or never will."""
         if self._exchange is not None:
             await asyncio.wait({self._exchange})
 

@@ -41,10 +41,7 @@ _ARGUMENTS = {
 
 
 class AcceleratedLoop(ForeignLoop):
-    """The steps of a run, for a script that calls Accelerate.
-
-    The constructor is a collective that resumes.
-    """
+    """The steps of a run, for a script that calls Accelerate. The constructor is a collective that resumes."""
 
     def __init__(
         self,
@@ -61,9 +58,7 @@ class AcceleratedLoop(ForeignLoop):
         num_workers: int | None = None,
         loader: Mapping[str, Any] | None = None,
     ) -> None:
-        """Resume from the newest commit.
-
-        Commits also hold the objects of `register_for_checkpointing`.
+        """Resume from the newest commit. Commits also hold the objects of `register_for_checkpointing`.
 
         Args:
             session: What `spottrain.session()` gave.

@@ -92,10 +92,7 @@ class SessionEnvironment(ClusterEnvironment):
 
 
 class Batches:
-    """The data for `trainer.fit`: this rank's share of the run.
-
-    It starts at the step at which the run resumes.
-    """
+    """The data for `trainer.fit`: this rank's share of the run. It starts at the step at which the run resumes."""
 
     def __init__(self, strategy: SpottrainStrategy) -> None:
         self._strategy = strategy
@@ -147,10 +144,7 @@ class Records:
 
 
 class SpottrainStrategy(DDPStrategy):
-    """DDP with gradients that are the mean over the job's global batch.
-
-    It resumes in its setup.
-    """
+    """DDP with gradients that are the mean over the job's global batch. It resumes in its setup."""
 
     loop: ForeignLoop
 

@@ -133,9 +133,7 @@ class SpottrainTrainer(Trainer):
         self.add_callback(SpottrainCallback(self))
 
     def _refuse_other_order(self) -> None:
-        """Refuse an order of samples that is not the job's.
-
-        A subclass or an argument may ask for one.
+        """Refuse an order of samples that is not the job's, as a subclass or an argument may ask for.
 
         Raises:
             UserError: One of them does.
@@ -237,10 +235,7 @@ class SpottrainTrainer(Trainer):
             self._is_evaluating = False
 
     def get_train_dataloader(self) -> Iterator[Any]:
-        """This rank's share of the run, from the step at which it resumes.
-
-        It has no length.
-        """
+        """This rank's share of the run, from the step at which it resumes. It has no length."""
         # A generator, which does not run before training has started and the loop exists.
         if not self.control.should_training_stop:
             yield from (batch for _, batch in self.loop.micro_batches())

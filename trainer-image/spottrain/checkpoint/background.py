@@ -28,10 +28,7 @@ class BackgroundThread:
         weakref.finalize(self, self._queue.put, None)
 
     def submit(self, work: Callable[[], None]) -> Future[None]:
-        """Run `work` in the thread, and return at once.
-
-        An error of `work` is logged, and set on the future.
-        """
+        """Run `work` in the thread, and return at once. An error of `work` is logged, and set on the future."""
         future: Future[None] = Future()
         self._queue.put((work, future))
         return future

@@ -115,10 +115,7 @@ class Checkpointer:
         return self._loader.newest_whole(head.commits) if verify else head.newest
 
     def newest_extra(self) -> dict[str, Any]:
-        """The `extra` of the newest commit with a whole manifest; {} without one.
-
-        It is the same on all ranks.
-        """
+        """The `extra` of the newest commit with a whole manifest; {} without one. It is the same on all ranks."""
         return self._loader.newest_extra()
 
     def load(self, state: dict[str, Any], commit: Commit, *, frozen: Collection[str] = ()) -> Loaded:
@@ -152,10 +149,7 @@ class Checkpointer:
         *,
         frozen: Collection[str] = (),
     ) -> Loaded:
-        """Load as `load` does, from members' memory.
-
-        HEAD doesn't name this step yet: save it first of all.
-        """
+        """Load as `load` does, from members' memory. HEAD doesn't name this step yet: save it first of all."""
         found = replicas.read(checkpoint)
         return self._loader.load(state, frozen, lambda: found)
 
@@ -265,9 +259,7 @@ class Checkpointer:
             self._committer.start_clean_up()
 
     def clean_up(self, retention: Retention, *, seconds: float = math.inf) -> int:
-        """On rank 0, drop and delete older commits and abandoned attempts.
-
-        Not a collective.
+        """On rank 0, drop and delete older commits and abandoned attempts. Not a collective.
 
         It never deletes what HEAD names, nor what a generation has written that may still commit.
 
@@ -290,9 +282,7 @@ class Checkpointer:
         return self._rank != 0 and current is not None and current.error is not None and current.given_up is None
 
     def share_failures(self, timeout_seconds: float | None = 0.0) -> None:
-        """Let rank 0 give up the newest save if another rank's part of it has failed.
-
-        A collective.
+        """Let rank 0 give up the newest save if another rank's part of it has failed. A collective.
 
         That rank may not reach the store, not even to report its failure there.
 

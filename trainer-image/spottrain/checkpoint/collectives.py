@@ -1,7 +1,4 @@
-"""How the ranks agree around a checkpoint.
-
-They use small collectives on a gloo group of their own.
-"""
+"""How the ranks agree around a checkpoint, by small collectives on a gloo group of their own."""
 
 from __future__ import annotations
 
@@ -23,10 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Collectives:
-    """Runs work so that either every rank succeeds or every rank raises.
-
-    `group` None: a world of one.
-    """
+    """Runs work so that either every rank succeeds or every rank raises. `group` None: a world of one."""
 
     def __init__(self, group: dist.ProcessGroup | None, rank: int) -> None:
         self._group = group
@@ -62,10 +56,7 @@ class Collectives:
         return self.unless_failed(outcome, failed)
 
     def unless_failed(self, outcome: T | CheckpointError, failed: bool) -> T:
-        """As `together`, for work that is already done.
-
-        All ranks know already whether it `failed` on any of them.
-        """
+        """As `together`, for work that is already done. All ranks know already whether it `failed` on any of them."""
         first = self._first(outcome) if failed else None
         if first is not None:
             if isinstance(outcome, CheckpointError) and str(outcome) != str(first):
@@ -83,10 +74,7 @@ class Collectives:
         return self._first(outcome) if failed else None
 
     def any_and_token(self, *flags: bool) -> tuple[list[bool], int]:
-        """Which flags are set on any rank, and a random number of rank 0.
-
-        One small reduction finds both.
-        """
+        """Which flags are set on any rank, and a random number of rank 0. One small reduction finds both."""
         token = secrets.randbits(63) if self._rank == 0 else 0
         values = torch.tensor([*flags, token], dtype=torch.int64)
         if self._group is not None:

@@ -6,10 +6,7 @@ from typing import Any
 
 
 class CheckpointError(Exception):
-    """Base of all errors of this package.
-
-    `str(error)` is a sentence that says what to do.
-    """
+    """Base of all errors of this package. `str(error)` is a sentence that says what to do."""
 
 
 class StorageError(CheckpointError):
@@ -28,10 +25,7 @@ class ObjectNotFound(StorageError):
 
 
 class PreconditionFailed(StorageError):
-    """A conditional write lost: the object is not what the writer expected.
-
-    It never was, or has changed since.
-    """
+    """A conditional write lost: the object is not what the writer expected. It never was, or has changed since."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
@@ -42,10 +36,7 @@ class PreconditionFailed(StorageError):
 
 
 class StorageUnavailable(StorageError):
-    """The store did not answer, throttled for too long, or is full.
-
-    A write may have taken effect.
-    """
+    """The store did not answer, throttled for too long, or is full. A write may have taken effect."""
 
 
 class StorageFull(StorageUnavailable):
@@ -60,10 +51,7 @@ class CredentialsMissing(StorageUnavailable):
 
 
 class StorageDenied(StorageError):
-    """The store will never accept this request as it is.
-
-    Access is denied, or the URI is invalid.
-    """
+    """The store will never accept this request as it is. Access is denied, or the URI is invalid."""
 
 
 class StorageMissing(StorageDenied):
@@ -85,10 +73,7 @@ class Fenced(CheckpointError):
 
 
 class StepBehind(CheckpointError):
-    """A commit of this step or of a later one exists already.
-
-    This one would lose progress.
-    """
+    """A commit of this step or of a later one exists already. This one would lose progress."""
 
 
 class CorruptCheckpoint(CheckpointError):
@@ -126,10 +111,7 @@ class RankFailed(SaveFailed):
 
 
 class FrozenWeightsGone(SaveFailed):
-    """Frozen weights that this save refers to are gone.
-
-    The next save writes them again.
-    """
+    """Frozen weights that this save refers to are gone. The next save writes them again."""
 
 
 class ExportFailed(CheckpointError):

@@ -25,10 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class AuditHeader(BaseModel):
-    """Inputs that determine the order of the samples.
-
-    They are the same in every file of a run.
-    """
+    """Inputs that determine the order of the samples. They are the same in every file of a run."""
 
     seed: int
     shuffle: bool
@@ -154,10 +151,7 @@ class Audit:
 
 
 def read_audit(folder: Path) -> Audit:
-    """Merge the files of all ranks and generations.
-
-    Raises ValueError if there are none.
-    """
+    """Merge the files of all ranks and generations. Raises ValueError if there are none."""
     records: list[AuditRecord] = []
     headers: list[AuditHeader] = []
     for path in sorted(folder.glob("audit-*.jsonl")):

@@ -41,9 +41,7 @@ class FetchedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """How ranks share the global batch.
-
-    Step s (from 0) uses the positions s * G up to (s + 1) * G.
+    """How ranks share the global batch. Step s (from 0) uses the positions s * G up to (s + 1) * G.
 
     Attributes:
         global_batch: Samples of one optimizer step (G).
@@ -72,10 +70,7 @@ class BatchPlan:
         return -(-largest_share // self.micro_batch)
 
     def share(self, rank: int, step: int = 0) -> range:
-        """The positions that a rank computes in a step.
-
-        Shares differ by at most one sample.
-        """
+        """The positions that a rank computes in a step. Shares differ by at most one sample."""
         begin = step * self.global_batch
         return range(
             begin + rank * self.global_batch // self.world_size,

@@ -39,10 +39,7 @@ OPTIONS = _OF_WORKERS | {"pin_memory"}
 
 
 class MapDataset(Protocol):
-    """Any data set with a length and items by index.
-
-    A list is one, and so is a torch Dataset.
-    """
+    """Any data set with a length and items by index. A list is one, and so is a torch Dataset."""
 
     def __len__(self) -> int: ...
 

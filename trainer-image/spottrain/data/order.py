@@ -1,6 +1,4 @@
-"""The order of samples: a pure function of seed, epoch and position.
-
-It is the same at any world size.
+"""The order of samples: a pure function of seed, epoch and position. It is the same at any world size.
 
 A run reads positions 0, 1, 2, ... without end. Position p belongs to epoch p // N of a dataset of N samples, and each
 epoch is a different permutation of the dataset. The permutation is computed, not stored: a Feistel network on the
@@ -91,10 +89,7 @@ def _mix(value: int) -> int:
 
 
 def _feistel(values: _Words, half_bits: int, keys: Sequence[int]) -> _Words:
-    """Permute words of 2 * half_bits bits.
-
-    Unsigned arithmetic of numpy wraps around, as this needs.
-    """
+    """Permute words of 2 * half_bits bits. Unsigned arithmetic of numpy wraps around, as this needs."""
     mask = np.uint64((1 << half_bits) - 1)
     shift = np.uint64(half_bits)
     left, right = values >> shift, values & mask

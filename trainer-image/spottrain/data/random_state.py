@@ -25,10 +25,7 @@ def seed_everything(seed: int, *, step: int = 0, rank: int = 0) -> None:
 
 
 def seed_host(seed: int, *, step: int) -> None:
-    """Seed as `seed_everything`, except for the accelerators' generators.
-
-    That takes a tenth of the time.
-    """
+    """Seed as `seed_everything`, except for the accelerators' generators. That takes a tenth of the time."""
     number = _number(seed, step, 0)
     random.seed(number)
     np.random.seed(number % 2**32)

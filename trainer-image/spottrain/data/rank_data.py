@@ -39,10 +39,7 @@ class RankData:
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Tokens of the global batch.
-
-        None if the script does not say how many a sample has.
-        """
+        """Tokens of the global batch. None if the script does not say how many a sample has."""
         return self.tokens_per_sample * self.plan.global_batch if self.tokens_per_sample else None
 
     def batches(self, *, first_step: int, device: torch.device) -> MicroBatches:

@@ -125,10 +125,7 @@ class AdoptedEngine:
         self._buffers.share()
 
     def gradients_are_finite(self) -> bool:
-        """Always true.
-
-        The framework checks: gradients may be scaled for fp16, and are then often not finite.
-        """
+        """Always true. The framework checks: gradients may be scaled for fp16, and are then often not finite."""
         return True
 
     def discard(self) -> None:

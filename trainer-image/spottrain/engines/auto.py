@@ -73,10 +73,7 @@ def choose_automatically(
     tokens_per_sample: int | None,
     activation_checkpointing: bool = False,
 ) -> StrategyChoice:
-    """Choose a strategy.
-
-    This is a pure function, so ranks that pass the same arguments choose the same strategy.
-    """
+    """Choose a strategy. This is a pure function, so ranks that pass the same arguments choose the same strategy."""
     user = user_settings(config)
     workload = Workload(
         model=facts_of(model),

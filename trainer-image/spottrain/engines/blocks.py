@@ -61,9 +61,7 @@ def used_from_outside(model: nn.Module, modules: Iterable[nn.Module]) -> Iterato
 
 
 def prepare_blocks(model: nn.Module, blocks: Iterable[nn.Module], *, compiled: bool, checkpointed: bool) -> None:
-    """Compile the blocks, and recompute their activations in backward.
-
-    A model without blocks is one block.
+    """Compile the blocks, and recompute their activations in backward. A model without blocks is one block.
 
     Only `forward` is replaced: hooks, such as those that gather parameters, stay outside, and names do not change.
     """
@@ -106,10 +104,7 @@ def _units(item: nn.Module, total: int) -> Iterator[nn.Module]:
 
 
 def _is_stage(item: nn.Module, total: int) -> bool:
-    """Whether an item of a list is a container of blocks.
-
-    A block is more than a single layer.
-    """
+    """Whether an item of a list is a container of blocks. A block is more than a single layer."""
     if isinstance(item, _LISTS):
         return _repeats(item)
     if _num_parameters(item) <= STAGE_SHARE * total:
@@ -143,10 +138,7 @@ def _parts(module: nn.Module, total: int) -> Iterator[nn.Module]:
 
 
 def _is_called(module: nn.Module) -> bool:
-    """Whether a module is called.
-
-    Lists have no forward; an embedding's weight is often used without a call.
-    """
+    """Whether a module is called. Lists have no forward; an embedding's weight is often used without a call."""
     return type(module).forward is not nn.Module.forward and not isinstance(module, nn.Embedding)
 
 

@@ -1,7 +1,4 @@
-"""Buffers, which a model keeps besides its parameters.
-
-Every rank has its own; a checkpoint holds rank 0's.
-"""
+"""Buffers, which a model keeps besides its parameters: every rank has its own, a checkpoint rank 0's."""
 
 from __future__ import annotations
 
@@ -77,10 +74,7 @@ def check_buffers(model: nn.Module) -> None:
 
 
 def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The buffers in the state dict, by name.
-
-    They are looked up each time, because models replace their tensors.
-    """
+    """The buffers in the state dict, by name. They are looked up each time, because models replace their tensors."""
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(prefix, recurse=False):
             if name.rpartition(".")[2] not in module._non_persistent_buffers_set:

@@ -121,10 +121,7 @@ class DeepSpeedEngine:
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def update(self) -> None:
-        """Step the optimizer.
-
-        DeepSpeed clips gradients itself, and skips a step whose gradients are not finite.
-        """
+        """Step the optimizer. DeepSpeed clips gradients itself, and skips a step whose gradients are not finite."""
         self._trained.check(may_freeze=False)
         if not self._engine.zero_optimization():
             zeros_for_unused(self._engine.module)
@@ -139,10 +136,7 @@ class DeepSpeedEngine:
         return True
 
     def discard(self) -> None:
-        """Step DeepSpeed with an optimizer that does nothing.
-
-        Only DeepSpeed's step clears its buffers.
-        """
+        """Step DeepSpeed with an optimizer that does nothing. Only DeepSpeed's step clears its buffers."""
         step = self._base.step
         self._base.step = _do_nothing  # type: ignore[assignment, method-assign]
         try:

@@ -54,10 +54,7 @@ def merged_config(config: EngineConfig) -> dict[str, Any]:
 
 
 def user_settings(config: EngineConfig) -> dict[str, Any]:
-    """The user's JSON: that of the job, merged with the script's.
-
-    Raises ValueError as `merged_config`.
-    """
+    """The user's JSON: that of the job, merged with the script's. Raises ValueError as `merged_config`."""
     return user_json(config.deepspeed.config, _read(config.deepspeed_config))
 
 
@@ -101,10 +98,7 @@ def _with_batch(merged: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
 
 
 def _read(given: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
-    """Read a DeepSpeed JSON.
-
-    The script passes it to session.prepare as content or path.
-    """
+    """Read a DeepSpeed JSON. The script passes it to session.prepare as content or path."""
     if given is None:
         return {}
     if isinstance(given, Mapping):

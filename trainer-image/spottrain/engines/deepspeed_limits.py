@@ -24,10 +24,7 @@ _SUMMED = {torch.float16, torch.bfloat16, torch.float32}
 
 
 def unfit_for_zero(model: nn.Module, stage: int, precision: torch.dtype) -> str | None:
-    """Why DeepSpeed cannot train `model` at a ZeRO stage; None if it can.
-
-    The reason is a sentence.
-    """
+    """Why DeepSpeed cannot train `model` at a ZeRO stage, as a sentence; None if it can."""
     if (wrapping := next(wrapping_names(model), None)) is not None:
         kind = type(model.get_parameter(wrapping)).__name__
         return f"The parameter {wrapping} is of the type {kind}, which DeepSpeed can't move. Use the strategy ddp."
@@ -57,10 +54,7 @@ def unfit_for_zero(model: nn.Module, stage: int, precision: torch.dtype) -> str 
 
 
 def unfit_optimizer(optimizer: Optimizer, stage: int) -> str | None:
-    """Why a ZeRO stage cannot use `optimizer`; None if it can.
-
-    The reason is a sentence.
-    """
+    """Why a ZeRO stage cannot use `optimizer`, as a sentence; None if it can."""
     for kind in type(optimizer).__mro__:
         name = kind.__name__.lower()
         if stage > 0 and name in _OF_WHOLE_TENSORS:

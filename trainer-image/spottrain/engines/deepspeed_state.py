@@ -116,10 +116,7 @@ class Layout(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Copy the flat tensors to the parameters with which the model computes.
-
-        A collective.
-        """
+        """Copy the flat tensors to the parameters with which the model computes. A collective."""
         ...
 
 
@@ -233,10 +230,7 @@ class PerParameter:
 
 
 def _own_part(parameter: Any) -> tuple[int, int]:
-    """Start and number of elements of this rank's part.
-
-    The last part may be padded, or be padding alone.
-    """
+    """Start and number of elements of this rank's part. The last part may be padded, or be padding alone."""
     size = parameter.ds_tensor.ds_numel
     begin = min(dist.get_rank(parameter.ds_process_group) * size, parameter.ds_numel)
     return begin, min(size, parameter.ds_numel - begin)

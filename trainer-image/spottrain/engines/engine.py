@@ -56,9 +56,7 @@ class Engine(Protocol):
     """
 
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        """Spread the model and make its optimizer.
-
-        Called once, before all else; a collective.
+        """Spread the model and make its optimizer. Called once, before all else; a collective.
 
         Returns:
             The model to call in forward, and the optimizer for schedules.
@@ -66,10 +64,7 @@ class Engine(Protocol):
         ...
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
-        """Called before each forward pass.
-
-        Gradients have to be averaged only after the last one of a step.
-        """
+        """Called before each forward pass. Gradients have to be averaged only after the last one of a step."""
         ...
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -88,10 +83,7 @@ class Engine(Protocol):
         ...
 
     def discard(self) -> None:
-        """Clear the gradients, and do nothing else: called instead of `update`.
-
-        A collective.
-        """
+        """Clear the gradients, and do nothing else: called instead of `update`. A collective."""
         ...
 
     def state(self) -> dict[str, Any]:

@@ -96,10 +96,7 @@ class FsdpEngine(NativeEngine):
             self._model.set_requires_all_reduce(is_last)  # type: ignore[operator]
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Run backward; a collective.
-
-        Raises UserError if the ranks didn't call the same blocks.
-        """
+        """Run backward; a collective. Raises UserError if the ranks didn't call the same blocks."""
         if self._same_blocks is not None:
             self._same_blocks.compare()
         super().backward(loss)
@@ -173,9 +170,7 @@ class FsdpEngine(NativeEngine):
         )
 
     def _policy(self, output_dtype: torch.dtype | None) -> MixedPrecisionPolicy:
-        """The types to compute, reduce and return in.
-
-        `output_dtype` None: return the type that is computed in.
+        """The types to compute, reduce and return in. `output_dtype` None: return the type that is computed in.
 
         Gradients are summed in fp32, because sums of many small numbers lose too much in bf16.
         """

@@ -84,10 +84,7 @@ def num_bytes(parameter: nn.Parameter) -> int:
 
 
 def wrapping_names(model: nn.Module) -> Iterator[str]:
-    """Names of parameters that wrap tensors and aren't trained.
-
-    DDP can't broadcast them; `share_parts` does.
-    """
+    """Names of parameters that wrap tensors and aren't trained. DDP can't broadcast them; `share_parts` does."""
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad and _wraps(parameter):
             yield name
@@ -115,10 +112,7 @@ def load_model_state(model: nn.Module, state: dict[str, Any]) -> None:
 
 
 def share_parts(model: nn.Module, device: torch.device) -> None:
-    """Give all ranks rank 0's parts of quantized weights.
-
-    A collective if there are any.
-    """
+    """Give all ranks rank 0's parts of quantized weights. A collective if there are any."""
     model = without_wrapper(model)
     parts = {name: tensor.to(device) for name, tensor in _beside(model, model_state(model)).items()}
     copy_from_first(parts.values())
@@ -159,10 +153,7 @@ def _wraps(value: object) -> TypeGuard[Any]:
 
 
 def _plain(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The inner tensors of a value that wraps tensors, or the value itself.
-
-    DCP takes shards apart.
-    """
+    """The inner tensors of a value that wraps tensors, or the value itself. DCP takes shards apart."""
     if not _wraps(value):
         yield name, value
         return
@@ -172,10 +163,7 @@ def _plain(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _beside(model: nn.Module, state: dict[str, Any]) -> Tensors:
-    """Tensors that torch's loading leaves out.
-
-    They are neither parameters, nor buffers, nor extra state.
-    """
+    """Tensors that torch's loading leaves out. They are neither parameters, nor buffers, nor extra state."""
     own = {unwrapped(name) for name, _ in model.named_parameters(remove_duplicate=False)}
     own |= {unwrapped(name) for name, _ in model.named_buffers(remove_duplicate=False)}
     others = {name: value for name, value in state.items() if name not in own and not name.endswith(_EXTRA_STATE)}

@@ -30,10 +30,7 @@ _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def named_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Model and optimizer by the names that parameters had before they were spread.
-
-    Raises UnsupportedState.
-    """
+    """Model and optimizer by the names that parameters had before they were spread. Raises UnsupportedState."""
     model = without_wrapper(model)
     is_new = not optimizer.state
     try:

@@ -10,29 +10,20 @@ from torch.distributed.utils import _apply_to_tensors
 
 
 def weights_in_fp32(model: nn.Module) -> None:
-    """Convert the trained parameters of `model` to fp32.
-
-    A lower precision applies only to the computation.
-    """
+    """Convert the trained parameters of `model` to fp32. A lower precision applies only to the computation."""
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.is_floating_point():
             parameter.data = parameter.data.float()
 
 
 def autocast_forward(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Make `model` compute in `dtype` where that is safe, and return fp32.
-
-    Parameters stay as they are.
-    """
+    """Make `model` compute in `dtype` where that is safe, and return fp32. Parameters stay as they are."""
     model.forward = torch.autocast(device.type, dtype=dtype)(model.forward)
     model.register_forward_hook(_output_to_fp32)
 
 
 def cast_around(model: nn.Module, dtype: torch.dtype) -> None:
-    """Make `model` convert its inputs to `dtype`, and return fp32.
-
-    Its parameters are in `dtype`.
-    """
+    """Make `model` convert its inputs to `dtype`, and return fp32. Its parameters are in `dtype`."""
 
     def cast(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         changed: tuple[tuple[Any, ...], dict[str, Any]] = _cast((args, kwargs), dtype)

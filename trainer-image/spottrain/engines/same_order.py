@@ -1,7 +1,4 @@
-"""Check that all ranks act in the same order.
-
-Their collectives meet in that order.
-"""
+"""Check that all ranks act in the same order, in which their collectives meet."""
 
 from __future__ import annotations
 
@@ -56,10 +53,7 @@ class SameOrder:
         self._done = []
 
     def compare(self) -> None:
-        """Start to compare what was recorded since the last time, by two numbers.
-
-        A collective that does not wait.
-        """
+        """Start to compare what was recorded since the last time, by two numbers. A collective that does not wait."""
         digest = hash(tuple(self._done)) >> 1
         self._extremes = torch.tensor([digest, -digest])
         self._compared, self._done = self._done, []

@@ -13,9 +13,7 @@ from spottrain_api.contract.reports import FailureReason
 
 
 class SameParameters:
-    """Checks what one rank uses.
-
-    The constructor is a collective, after DeepSpeed has wrapped the model.
+    """Checks what one rank uses. The constructor is a collective, after DeepSpeed has wrapped the model.
 
     DeepSpeed adds up gradients in the order in which they arrive, without a look at their parameters. So call `check`
     before it does.
@@ -28,10 +26,7 @@ class SameParameters:
                 parameter.register_post_accumulate_grad_hook(self._order.note(index))  # type: ignore[no-untyped-call]
 
     def check(self) -> None:
-        """Compare the parameters that received gradients since the last time.
-
-        A collective; raises UserError.
-        """
+        """Compare the parameters that received gradients since the last time. A collective; raises UserError."""
         self._order.compare()
         found = self._order.difference()
         if found is not None:

@@ -43,10 +43,7 @@ _DECIDED = {
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuse data sets that cannot be read by index.
-
-    Every step at every world size reads samples by index.
-    """
+    """Refuse data sets that cannot be read by index. Every step at every world size reads samples by index."""
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader):
         raise _refused(
@@ -192,10 +189,7 @@ def checked_scheduler(make: Callable[[Optimizer], LRScheduler], optimizer: Optim
 
 
 def check_scheduler(scheduler: Any) -> None:
-    """Refuse a schedule whose learning rates depend on more than the step.
-
-    And one whose state no commit can hold.
-    """
+    """Refuse a schedule whose rates depend on more than the step, or whose state no commit can hold."""
     kind = type(scheduler).__name__
     if isinstance(scheduler, ReduceLROnPlateau) or (hasattr(scheduler, "step") and _needs_more(scheduler)):
         raise _refused(
@@ -253,10 +247,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _is_shard_of_all(parameter: DTensor, world_size: int) -> bool:
-    """Whether all ranks have a share, as under FSDP2.
-
-    The ranks form one row, or one row per replica.
-    """
+    """Whether all ranks have a share, as under FSDP2. The ranks form one row, or one row per replica."""
     num_sharded = sum(not placement.is_replicate() for placement in parameter.placements)
     return parameter.device_mesh.size() == world_size and num_sharded <= 1
 

@@ -140,9 +140,7 @@ class ForeignLoop:
         self.training.may_update()
 
     def complete_step(self) -> None:
-        """Call this after the framework's optimizer step.
-
-        Commits if a commit is due; a second call does nothing.
+        """Call this after the framework's optimizer step. Commits if a commit is due; a second call does nothing.
 
         Raises:
             Drained: The ranks have agreed to stop here, and the step is committed. Do not catch it: it ends the

@@ -1,7 +1,4 @@
-"""One rank's session.
-
-It joins the world, opens the checkpoints, and takes the model and the data.
-"""
+"""One rank's session, which joins the world, opens the checkpoints, and takes the model and the data."""
 
 from __future__ import annotations
 
@@ -74,10 +71,7 @@ class Session:
     """
 
     def __init__(self, launch: Launch, config: TrainerConfig, reporter: ProgressReporter) -> None:
-        """Join the world.
-
-        Raises UserError if the configuration or the checkpoint store is unusable.
-        """
+        """Join the world. Raises UserError if the configuration or the checkpoint store is unusable."""
         self.rank = launch.rank
         self.local_rank = launch.local_rank
         self.world_size = launch.world_size
@@ -295,10 +289,7 @@ class Session:
         )
 
     def _refuse_second(self) -> None:
-        """Raises UserError if the session has a model in training.
-
-        A call that has failed may be repeated.
-        """
+        """Raises UserError if the session has a model in training. A call that has failed may be repeated."""
         if self._training is not None:
             raise UserError(
                 FailureReason.INVALID_CONFIGURATION,
@@ -332,10 +323,7 @@ class Session:
         stateful: Mapping[str, Stateful] | None = None,
         **state: Any,
     ) -> Training:
-        """Put the parts of a Training together.
-
-        `state` are further fields of TrainingState.
-        """
+        """Put the parts of a Training together. `state` are further fields of TrainingState."""
         plan = self.batch_plan
         header = AuditHeader(
             seed=order.seed, shuffle=order.shuffle, num_samples=order.num_samples, global_batch=plan.global_batch
@@ -369,10 +357,7 @@ class Session:
         return self._training
 
     def catch_sigterm(self) -> None:
-        """Take SIGTERM as a request to drain.
-
-        Call it again if a framework has installed a handler of its own.
-        """
+        """Take SIGTERM as a request to drain. Call it again if a framework has installed a handler of its own."""
         self._drain.catch_sigterm()
 
     def end(self, kind: OutcomeKind) -> None:

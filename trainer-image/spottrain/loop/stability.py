@@ -36,10 +36,7 @@ class StepDecision(StrEnum):
 
 
 class StabilityGuard:
-    """Judges each step by the losses of the steps before.
-
-    Implements Stateful; the same on all ranks.
-    """
+    """Judges each step by the losses of the steps before. Implements Stateful; the same on all ranks."""
 
     def __init__(self, config: StabilityConfig) -> None:
         self._config = config
@@ -55,10 +52,7 @@ class StabilityGuard:
         self._field = ""  # of the job's spec, which says what to do about that step
 
     def judge(self, step: int, loss: float, *, gradients_are_finite: bool = True) -> StepDecision:
-        """What to do with a step of this mean loss.
-
-        Raises UserError if the job is to fail.
-        """
+        """What to do with a step of this mean loss. Raises UserError if the job is to fail."""
         action = self._action(step, loss, gradients_are_finite)
         if action is None:
             self._num_in_a_row = 0

@@ -32,10 +32,7 @@ class LossMeter:
         return float(self._sum) if self._sum is not None else 0.0
 
     def close_step(self) -> float | None:
-        """This rank's share for the newest step with a known loss.
-
-        None before the first.
-        """
+        """This rank's share for the newest step with a known loss. None before the first."""
         total, self._sum = self._sum, None
         if total is None or not total.is_cuda:
             return float(total) if total is not None else None
@@ -108,10 +105,7 @@ class Step:
         return islice(self._batches, self._plan.num_micro_batches)
 
     def observe(self, share: torch.Tensor) -> None:
-        """Add a micro-batch's part of this rank's share of the mean loss.
-
-        `backward` calls it.
-        """
+        """Add a micro-batch's part of this rank's share of the mean loss. `backward` calls it."""
         self._meter.add(share)
 
     def backward(self, loss: torch.Tensor) -> None:

@@ -193,10 +193,7 @@ class Training:
         return False
 
     def updated_elsewhere(self) -> None:
-        """Note that the framework that owns the loop has updated the step under way.
-
-        A collective.
-        """
+        """Note that the framework that owns the loop has updated the step under way. A collective."""
         assert self._under_way is not None
         self._engine.update()
         self._under_way[0].updated = True
@@ -327,10 +324,7 @@ class Training:
             self._reporter.update(message=message)
 
     def _drain(self) -> None:
-        """Commit this step if there is time, and end the script.
-
-        The step is the same on all ranks.
-        """
+        """Commit this step if there is time, and end the script. The step is the same on all ranks."""
         self._reporter.update(step=self.step)
         # A notice reaches the ranks of one node first: the others may know a different deadline, or none.
         seconds_left = self._agreement.least(self._context.drain.seconds_left())

@@ -77,10 +77,7 @@ class CommitInterval:
         return MIN_INTERVAL_SECONDS if cost is None else self.optimal_seconds(cost, at_risk=at_risk)
 
     def optimal_seconds(self, cost: CheckpointCost, *, at_risk: bool = False) -> float:
-        """The interval that loses the least time, within bounds.
-
-        It is long enough that saves do not overlap.
-        """
+        """The interval that loses the least time, within bounds. It is long enough that saves do not overlap."""
         between_losses = seconds_between_losses(self.interruptions)
         if at_risk:
             between_losses = min(between_losses, SECONDS_BETWEEN_LOSSES_AT_RISK)

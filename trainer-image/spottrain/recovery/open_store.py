@@ -41,18 +41,18 @@ SLOW_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedStore:
-    """The job's checkpoint store, as one rank has opened it.
+    """The job's checkpoint store, as one rank has opened it. Without a checkpointer nothing is saved.
 
-    Without a checkpointer nothing is saved.
+    Attributes:
+        config: The job's settings. Without an operator, their generation follows from HEAD.
+        newest_extra: What the newest readable commit holds besides tensors. Only for `strategy: auto`, which needs it
+            before there is a model to load.
     """
 
     config: TrainerConfig
-    """The job's settings. Without an operator, their generation follows from HEAD."""
     checkpointer: Checkpointer | None = None
     newest: Commit | None = None
     newest_extra: dict[str, Any] = field(default_factory=dict)
-    """What the newest readable commit holds besides tensors. Only for `strategy: auto`, which needs it before there
-    is a model to load."""
 
 
 def open_store(

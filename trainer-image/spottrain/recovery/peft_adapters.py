@@ -1,7 +1,4 @@
-"""What a commit holds about a PEFT model.
-
-By it, an export writes the model's adapters as PEFT would.
-"""
+"""What a commit holds about a PEFT model. By it, an export writes the model's adapters as PEFT would."""
 
 from __future__ import annotations
 
@@ -18,9 +15,7 @@ _PREFIX = "base_model.model."
 
 
 def peft_adapters(model: nn.Module) -> dict[str, Any] | None:
-    """Describe the adapters of a model.
-
-    May ask the hub for the base model's configuration, as PEFT does.
+    """Describe the adapters of a model. May ask the hub for the base model's configuration, as PEFT does.
 
     Args:
         model: The model before it is spread.

@@ -1,7 +1,4 @@
-"""Assembles the parts that save and restore a run on one rank.
-
-It follows the job's settings.
-"""
+"""Assembles the parts that save and restore a run on one rank, by the job's settings."""
 
 from __future__ import annotations
 

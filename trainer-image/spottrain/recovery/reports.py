@@ -21,14 +21,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointReports:
-    """Reports what one rank saved and restored, and what failed."""
+    """Reports what one rank saved and restored, and what failed.
+
+    Attributes:
+        replicas: In peers' memory.
+        uri: Of the commits.
+    """
 
     reporter: ProgressReporter
     schedule: CheckpointSchedule
     replicas: Replicas | None = None
-    """In peers' memory."""
     uri: str | None = None
-    """Of the commits."""
 
     @property
     def step_seconds(self) -> float | None:
@@ -45,27 +48,18 @@ class CheckpointReports:
         say(logger, f"resumed from step {step} of {self.uri}")
 
     def ended_early(self, step: int, total: int) -> None:
-        """Say on the terminal that the script ended before the run's last step.
-
-        For rank 0.
-        """
+        """Say on the terminal that the script ended before the run's last step; for rank 0."""
         sentence = (
             f"the script ended training at step {step} of {total}, before the last step, as with early stopping"
         )
         say(logger, sentence)
 
     def failed(self, error: CheckpointError) -> None:
-        """Report an error that training survives.
-
-        The newest commit stands, and the next save comes as planned.
-        """
+        """Report an error that training survives. The newest commit stands, and the next save comes as planned."""
         report_failure(self.reporter, error)
 
     def slow(self, step: int, seconds: float, forecast_seconds: float | None) -> None:
-        """Report that a save takes far longer than usual.
-
-        A store that hangs fails late or never.
-        """
+        """Report that a save takes far longer than usual. A store that hangs fails late or never."""
         usual = f", and {forecast_seconds:.1f} s were forecast" if forecast_seconds is not None else ""
         self.failed(
             StorageUnavailable(
@@ -114,9 +108,6 @@ class CheckpointReports:
 
 
 def report_failure(reporter: ProgressReporter, error: CheckpointError) -> None:
-    """Report an error that keeps commits from being made or read.
-
-    Being fenced by a newer generation is not one.
-    """
+    """Report an error that keeps commits from being made or read. Being fenced by a newer generation is not one."""
     if not isinstance(error, Fenced):
         reporter.update(checkpoint_failure=save_failure(error))

@@ -29,11 +29,13 @@ class StateRestorer:
     """Restores the state of a run from the newest commit or from peers' memory.
 
     Its methods are collectives. Without a checkpointer there is nothing to restore.
+
+    Attributes:
+        newest: What HEAD named when the generation started, or the commit that was loaded last.
     """
 
     checkpointer: Checkpointer | None
     newest: Commit | None
-    """What HEAD named when the generation started, or the commit that was loaded last."""
     saver: StateSaver
     reports: CheckpointReports
     replicas: Replicas | None = None

@@ -1,7 +1,4 @@
-"""Saving the state of a run.
-
-It is saved in the background, at a drain, and after the last step.
-"""
+"""Saving the state of a run: in the background, at a drain, and after the last step."""
 
 from __future__ import annotations
 
@@ -38,13 +35,16 @@ CLEAN_UP_SECONDS = 60.0
 
 @dataclass(slots=True)
 class _UnderWay:
-    """The newest save in the background."""
+    """The newest save in the background.
+
+    Attributes:
+        forecast_seconds: Made before it started.
+        is_slow: Whether that was reported.
+    """
 
     handle: SaveHandle
     forecast_seconds: float | None
-    """Made before it started."""
     is_slow: bool = False
-    """Whether that was reported."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +53,10 @@ class StateSaver:
 
     `prepare`, `save`, `save_last`, `save_in_background`, `replicate` and `share_failures` are collectives. Without a
     checkpointer nothing is saved.
+
+    Attributes:
+        sleep: Waits so many seconds between two tries of a save without which nothing can go on.
+        committed_step: The newest step of which all ranks know that it is committed.
     """
 
     checkpointer: Checkpointer | None
@@ -62,9 +66,7 @@ class StateSaver:
     replicas: Replicas | None = None
     slow_seconds: float = SLOW_SECONDS
     sleep: Callable[[float], None] = time.sleep
-    """Waits so many seconds between two tries of a save without which nothing can go on."""
     committed_step: int = 0
-    """The newest step of which all ranks know that it is committed."""
     _under_way: _UnderWay | None = None
     _is_prepared: bool = False
 
@@ -126,9 +128,7 @@ class StateSaver:
             self.checkpointer.share_failures()
 
     def save(self, state: TrainingState, step: int, *, seconds_left: float = math.inf) -> None:
-        """Save this step, and return when it is committed.
-
-        Does nothing if it is committed already.
+        """Save this step, and return when it is committed. Does nothing if it is committed already.
 
         Args:
             state: What to save.

@@ -16,20 +16,20 @@ BALLOT_STEPS = 3
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointSchedule:
-    """When one rank of a generation saves next.
+    """When one rank of a generation saves next. It learns the cost of a save from the saves before.
 
-    It learns the cost of a save from the saves before.
+    Attributes:
+        waits_for_last_safe_moment: `checkpoint.onNotice: lastSafe`.
+        cost: Cost of the saves so far, also in earlier generations; None before the first.
+        agreed_seconds: Rank 0's forecast of a save, which all ranks know.
+        at_risk: Whether a member's node may be taken back soon, which all ranks know.
     """
 
     interval: CommitInterval
     waits_for_last_safe_moment: bool = False
-    """`checkpoint.onNotice: lastSafe`."""
     cost: CheckpointCost | None = None
-    """Cost of the saves so far, also in earlier generations; None before the first."""
     agreed_seconds: float | None = None
-    """Rank 0's forecast of a save, which all ranks know."""
     at_risk: bool = False
-    """Whether a member's node may be taken back soon, which all ranks know."""
     _started_at: float = field(default_factory=time.monotonic)
 
     def started(self) -> None:
@@ -67,10 +67,7 @@ class CheckpointSchedule:
         return total + max(0.0, total - self.seconds_since_start()) if is_saving else total
 
     def last_safe_seconds(self, step_seconds: float | None) -> float | None:
-        """How long before a deadline the ranks have to agree on the last save.
-
-        None: they agree at once.
-        """
+        """How long before a deadline the ranks have to agree on the last save. None: they agree at once."""
         if not self.waits_for_last_safe_moment or self.agreed_seconds is None or step_seconds is None:
             return None
         return SAFETY_FACTOR * self.agreed_seconds + BALLOT_STEPS * step_seconds + SAFETY_SECONDS

@@ -113,9 +113,7 @@ class TrainingState:
         return extra
 
     def restore(self, tensors: dict[str, Any], loaded: Loaded, scripts: Options, *, seed: int, rank: int) -> None:
-        """Take over a checkpoint that was loaded into `tensors`.
-
-        The random numbers are included. A collective.
+        """Restore what was loaded into `tensors`, and the random numbers. A collective.
 
         Args:
             tensors: What `tensors` returned, filled.

@@ -19,9 +19,7 @@ from spottrain_api.contract.names import FILE_AT_RISK, FILE_DRAIN
 
 
 class DrainFlag:
-    """Whether this rank has seen a request to drain.
-
-    Once set, the flag stays set. To ask costs one stat.
+    """Whether this rank has seen a request to drain. Once set, the flag stays set. To ask costs one stat.
 
     `on_seen` is called once, with the time of the request, when the flag is first found set.
     """
@@ -68,10 +66,7 @@ class DrainFlag:
         return self._seen_at is not None
 
     def is_at_risk(self) -> bool:
-        """Whether a cloud recommends to leave the node of this rank: a hint, no request.
-
-        To ask costs one stat.
-        """
+        """Whether a cloud recommends to leave the node of this rank: a hint, no request. To ask costs one stat."""
         return self._risk_file is not None and self._risk_file.exists()
 
     def seconds_left(self) -> float:

@@ -1,7 +1,4 @@
-"""Errors that end a rank, as failures of the contract.
-
-Each has a sentence for the user.
-"""
+"""Errors that end a rank, as failures of the contract, each with a sentence for the user."""
 
 from __future__ import annotations
 
@@ -70,10 +67,7 @@ LOST_WORKER = (
 
 
 class UserError(Exception):
-    """A mistake that the user can correct.
-
-    It is shown as a sentence, without a traceback.
-    """
+    """A mistake that the user can correct. It is shown as a sentence, without a traceback."""
 
     def __init__(self, reason: FailureReason, message: str, *, fence: int | None = None) -> None:
         super().__init__(message)
@@ -83,10 +77,7 @@ class UserError(Exception):
 
 @contextmanager
 def as_user_errors() -> Iterator[None]:
-    """Turn a ValueError of this library into a UserError.
-
-    It is a mistake in the configuration.
-    """
+    """Turn a ValueError of this library into a UserError. It is a mistake in the configuration."""
     try:
         yield
     except ValidationError as error:
@@ -109,10 +100,7 @@ def _refused_setting(error: ErrorDetails) -> str:
 
 
 class Drained(SystemExit):
-    """Ends the script after a drain, before it does what comes after training.
-
-    Not an error: exit code 0.
-    """
+    """Ends the script after a drain, before it does what comes after training. Not an error: exit code 0."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -186,10 +174,7 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of the session at its start.
-
-    All of it if there are no others.
-    """
+    """The traceback without the frames of the session at its start. All of it if there are no others."""
     start = trace
     while start is not None and _is_of_session(Path(start.tb_frame.f_code.co_filename)):
         start = start.tb_next

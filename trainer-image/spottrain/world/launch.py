@@ -74,10 +74,7 @@ class Launch:
 
     @property
     def generation(self) -> int:
-        """Number of the generation; 0 without an agent.
-
-        It is known even if the rest of run.json can't be read.
-        """
+        """Number of the generation; 0 without an agent. It is known even if the rest of run.json can't be read."""
         config = _Generation.read(self.run_dir / FILE_RUN) if self.run_dir is not None else None
         return config.generation if config is not None else 0
 
@@ -117,9 +114,7 @@ class Groups:
 
 
 def join_world(launch: Launch) -> Groups:
-    """Initialise torch.distributed.
-
-    NCCL serves CUDA, and gloo serves everything on the CPU.
+    """Initialise torch.distributed. NCCL serves CUDA, and gloo serves everything on the CPU.
 
     Raises:
         UserError: This rank has no GPU of its own, or torch can't use the GPUs that are there.
@@ -150,10 +145,7 @@ def join_world(launch: Launch) -> Groups:
 
 
 def _why_gpus_are_not_used() -> str | None:
-    """Why torch uses none of the NVIDIA GPUs that are there.
-
-    None if there is none, or the user has hidden them.
-    """
+    """Why torch uses none of the NVIDIA GPUs that are there. None if there is none, or the user has hidden them."""
     found = sorted(DEVICES.glob("nvidia[0-9]*"))
     if not found or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return None
@@ -179,10 +171,7 @@ def gloo_group(timeout: timedelta = PROCESS_GROUP_TIMEOUT) -> dist.ProcessGroup:
 
 
 def barrier(groups: Groups) -> None:
-    """Wait for all ranks.
-
-    A rank that still works would take the exit of a different one for a loss.
-    """
+    """Wait for all ranks. A rank that still works would take the exit of a different one for a loss."""
     if groups.agreement is None:
         return
     try:
@@ -193,10 +182,7 @@ def barrier(groups: Groups) -> None:
 
 
 def identify_run(generation: int) -> tuple[int, str]:
-    """Rank 0's `generation` and an id unique to this start, on all ranks.
-
-    For runs without an operator.
-    """
+    """Rank 0's `generation` and an id unique to this start, on all ranks, for runs without an operator."""
     generation, attempt_id = exchange.broadcast([generation, uuid.uuid4().hex])
     return generation, attempt_id
 

@@ -1,7 +1,4 @@
-"""What a rank reports to its agent.
-
-Reports are small files in the run directory, each replaced atomically.
-"""
+"""What a rank reports to its agent, in small files in the run directory, each replaced atomically."""
 
 from __future__ import annotations
 
@@ -61,9 +58,7 @@ class ProgressReporter:
         self._write().result()
 
     def step(self, step: int, *, seconds: float, data_wait_seconds: float, tokens: int | None) -> None:
-        """Report a completed step.
-
-        It is written in the background, unless the last write was a moment ago.
+        """Report a completed step. It is written in the background, unless the last write was a moment ago.
 
         Args:
             step: Number of the step, from 1.

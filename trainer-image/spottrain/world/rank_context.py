@@ -16,9 +16,7 @@ from spottrain.world.stop_agreement import Ballot, StopAgreement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:
-    """One rank's place in the world.
-
-    It also has the rank's ways to reach the other ranks and the agent.
+    """One rank's place in the world, and its ways to reach the other ranks and the agent.
 
     Attributes:
         rank: Number of this rank, from 0.
@@ -35,9 +33,7 @@ class RankContext:
     reporter: ProgressReporter
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for so many whole seconds, while there is no step to commit.
-
-        A collective.
+        """Sleep for so many whole seconds, while there is no step to commit. A collective.
 
         Raises:
             Drained: A rank has seen a request to drain; on all ranks.

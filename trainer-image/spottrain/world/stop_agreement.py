@@ -1,6 +1,4 @@
-"""How the ranks agree to stop, or to commit, after the same step.
-
-The agreement costs the step nothing.
+"""How the ranks agree to stop, or to commit, after the same step. The agreement costs the step nothing.
 
 At each step boundary, every rank starts an asynchronous sum of a small vector, on a gloo group that nothing else
 uses, and reads the result at the *next* boundary. In the step between, the ranks have averaged their gradients, so
@@ -95,10 +93,7 @@ class StopAgreement:
         self._pending = votes, work
 
     def read(self) -> Decision:
-        """The decision on the ballots of the last `start`.
-
-        If there was none, the decision is to do nothing.
-        """
+        """The decision on the ballots of the last `start`. If there was none, the decision is to do nothing."""
         if self._pending is None:
             return Decision()
         votes, work = self._pending
@@ -108,19 +103,13 @@ class StopAgreement:
         return Decision.from_sums(votes.tolist())
 
     def settle(self, ballot: Ballot) -> Decision:
-        """Cast a ballot and wait for the decision.
-
-        For the time before the first step or after the last.
-        """
+        """Cast a ballot and wait for the decision, before the first step or after the last."""
         self.read()
         self.start(ballot)
         return self.read()
 
     def total(self, values: list[float]) -> list[float]:
-        """The sums of all ranks' values, the same on all.
-
-        Every rank waits for the others.
-        """
+        """The sums of all ranks' values, the same on all. Every rank waits for the others."""
         sums = torch.tensor(values, dtype=torch.float64, device="cpu")
         if self._group is not None:
             dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=self._group)

@@ -1,4 +1,1 @@
-"""What a store holds: HEAD, manifests, receipts and data files.
-
-The modules turn a state into these.
-"""
+"""What a store holds: HEAD, manifests, receipts and data files, and how a state becomes these."""

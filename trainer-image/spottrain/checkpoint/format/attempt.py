@@ -37,10 +37,7 @@ class Attempt:
 
     @classmethod
     def of_key(cls, key: str) -> Attempt | None:
-        """The attempt that an object belongs to, by its key.
-
-        None if the key doesn't have that form.
-        """
+        """The attempt that an object belongs to, by its key. None if the key doesn't have that form."""
         match = _NAME.match(key)
         if match is None:
             return None

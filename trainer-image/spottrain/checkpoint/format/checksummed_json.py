@@ -1,7 +1,4 @@
-"""JSON with its own checksum.
-
-A reader trusts HEAD and manifests only if they are what was written.
-"""
+"""JSON with its own checksum. A reader trusts HEAD and manifests only if they are what was written."""
 
 from __future__ import annotations
 
@@ -19,9 +16,7 @@ class ChecksumMismatch(ValueError):
 
 
 def dump_checksummed(model: BaseModel, *, indent: int | None = None, exclude: Any = None) -> bytes:
-    """The JSON object of a model, with its SHA-256 as the last field.
-
-    The SHA-256 is that of all that precedes it.
+    """The JSON object of a model, with the SHA-256 of all that precedes it as the last field.
 
     Args:
         model: What to write.

@@ -30,19 +30,23 @@ Time = Annotated[str, AfterValidator(_checked)]
 
 
 class Commit(BaseModel):
-    """One committed checkpoint, as HEAD names it."""
+    """One committed checkpoint, as HEAD names it.
+
+    Attributes:
+        attempt: Prefix of the attempt that wrote all the objects of this checkpoint, with its trailing slash.
+        committed_at: UTC, ISO 8601. For people: no decision depends on it.
+        needs: Attempts of other commits to whose frozen weights this one refers (frozen_files.py). They stay as long
+            as it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     generation: int
     step: int
     attempt: str
-    """Prefix of the attempt that wrote all the objects of this checkpoint, with its trailing slash."""
     manifest_sha256: str
     committed_at: Time
     needs: tuple[str, ...] = ()
-    """Attempts of other commits to whose frozen weights this one refers (frozen_files.py). They stay as long as
-    it."""
 
     @property
     def manifest(self) -> str:
@@ -51,9 +55,11 @@ class Commit(BaseModel):
 
 
 class Head(BaseModel):
-    """The kept commits, newest first, and the fence.
+    """The kept commits, newest first, and the fence: the generation below which nobody may commit.
 
-    The fence is the generation below which nobody may commit.
+    Attributes:
+        rebuilt: Whether it was rebuilt from the attempts in the store, because HEAD itself was missing or damaged
+            (rebuild.py). Not stored.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,8 +68,6 @@ class Head(BaseModel):
     fence: int
     commits: tuple[Commit, ...] = ()
     rebuilt: bool = False
-    """Whether it was rebuilt from the attempts in the store, because HEAD itself was missing or damaged
-    (rebuild.py). Not stored."""
 
     @property
     def newest(self) -> Commit | None:
@@ -79,10 +83,7 @@ class Head(BaseModel):
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Read stored bytes.
-
-        Raises CheckpointMismatch for an unknown version of the format, or CorruptCheckpoint.
-        """
+        """Read stored bytes. Raises CheckpointMismatch for an unknown version of the format, or CorruptCheckpoint."""
         try:
             text = verify_checksummed(data)
             version = json.loads(text)["format_version"]

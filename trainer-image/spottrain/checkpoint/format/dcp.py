@@ -46,19 +46,19 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """What this rank writes: DCP's items, and for each the place of its bytes."""
+    """What this rank writes: DCP's items, and for each the place of its bytes.
+
+    Attributes:
+        size: Bytes of this rank's data, including padding.
+    """
 
     items: tuple[WriteItem, ...]
     entries: tuple[Entry, ...]
     size: int
-    """Bytes of this rank's data, including padding."""
 
 
 def signature(tensors: Tensors) -> tuple[Any, ...]:
-    """Everything that a plan depends on.
-
-    While it stays the same on all ranks, so does the plan.
-    """
+    """Everything that a plan depends on. While it stays the same on all ranks, so does the plan."""
     return tuple(
         (fqn, t.dtype, t.shape, t.device.type, getattr(t, "placements", None), getattr(t, "device_mesh", None))
         for fqn, t in tensors.items()
@@ -117,10 +117,7 @@ def load_tensors(tensors: Tensors, manifest: Manifest, parts: PartReader) -> Non
 
 
 class ManifestReader(StorageReader):
-    """Reads a committed checkpoint for DCP.
-
-    It verifies all bytes before they reach a tensor.
-    """
+    """Reads a committed checkpoint for DCP. It verifies all bytes before they reach a tensor."""
 
     def __init__(self, manifest: Manifest, parts: PartReader) -> None:
         self._manifest = manifest
@@ -128,10 +125,7 @@ class ManifestReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Always False: DCP must not choose this class by a path.
-
-        A reader is made for one manifest.
-        """
+        """Always False: DCP must not choose this class by a path. A reader is made for one manifest."""
         return False
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -180,17 +174,17 @@ class ManifestReader(StorageReader):
 
 @dataclass(slots=True, kw_only=True)
 class _Wanted:
-    """Rows of a stored chunk, and the (part of a) tensor that they fill.
+    """Rows of a stored chunk, and the tensor, or part of one, that they fill piece by piece.
 
-    It is filled piece by piece.
+    Attributes:
+        rows: Shape of the span: all columns of the rows that are needed.
+        box: For each dimension after the first: where the target starts in the rows, and its length.
     """
 
     span: Span
     target: torch.Tensor
     rows: tuple[int, ...]
-    """Shape of the span: all columns of the rows that are needed."""
     box: tuple[tuple[int, int], ...]
-    """For each dimension after the first: where the target starts in the rows, and its length."""
     gathered: torch.Tensor | None = None
     missing: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)

@@ -18,11 +18,14 @@ from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenFiles:
-    """Tensors that are stored, and the files that hold them."""
+    """Tensors that are stored, and the files that hold them.
+
+    Attributes:
+        tensors: Their chunks hold the number of a file in `files`.
+    """
 
     files: tuple[FrozenFile, ...] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    """Their chunks hold the number of a file in `files`."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> FrozenFiles:
@@ -38,10 +41,7 @@ class FrozenFiles:
 
     @classmethod
     def written(cls, prefix: str, receipts: Sequence[Receipt]) -> FrozenFiles:
-        """The frozen weights that the ranks have written in the attempt at `prefix`.
-
-        Raises CorruptCheckpoint.
-        """
+        """The frozen weights that the ranks have written in the attempt at `prefix`. Raises CorruptCheckpoint."""
         files = [FrozenFile(attempt=prefix, rank=r.rank, file=r.frozen) for r in receipts if r.frozen is not None]
         numbers = {file.rank: index for index, file in enumerate(files)}
         tensors = index_tensors(entry for receipt in receipts for entry in receipt.frozen_entries)

@@ -172,9 +172,7 @@ def _refuse_unheld(head: Head, new: Commit) -> None:
 
 
 def _update(storage: CheckpointStorage, change: Callable[[Head | None], Head]) -> Head:
-    """Read, change and compare-and-swap until the swap succeeds.
-
-    `change` must be idempotent.
+    """Read, change and compare-and-swap until the swap succeeds. `change` must be idempotent.
 
     If the outcome of a write is unclear, the next read settles it: if the write took effect, `change` finds nothing
     left to do.

@@ -56,10 +56,7 @@ class DataFile(_Model):
 
 
 class FrozenFile(_Model):
-    """A rank's file of frozen weights.
-
-    It belongs to the attempt that wrote it; commits of others refer to it.
-    """
+    """A rank's file of frozen weights. It belongs to the attempt that wrote it; commits of others refer to it."""
 
     attempt: str
     rank: NonNegativeInt
@@ -74,10 +71,13 @@ class Chunk(_Model):
     """A box of a tensor, and its place in a file.
 
     Its place in the tensor is in elements, and its place in the file is in bytes.
+
+    Attributes:
+        rank: The rank whose file it is. In a manifest: the number of the file. Files of frozen weights follow the
+            others.
     """
 
     rank: NonNegativeInt
-    """The rank whose file it is. In a manifest: the number of the file. Files of frozen weights follow the others."""
     begin: NonNegativeInt
     end: NonNegativeInt
     offsets: tuple[NonNegativeInt, ...]
@@ -94,16 +94,19 @@ class Entry(_Model):
 
 
 class Receipt(_Model):
-    """A rank's statement that its part is stored, or why it isn't."""
+    """A rank's statement that its part is stored, or why it isn't.
+
+    Attributes:
+        error: Why its part is not stored, from `error_to_json`.
+        frozen: The file of frozen weights, if this save writes some and this rank has a part in that.
+    """
 
     rank: NonNegativeInt
     world_size: int
     error: tuple[Any, ...] | None = None
-    """Why its part is not stored, from `error_to_json`."""
     file: DataFile = DataFile(size=0, crc32=())
     entries: tuple[Entry, ...] = ()
     frozen: DataFile | None = None
-    """The file of frozen weights, if this save writes some and this rank has a part in that."""
     frozen_entries: tuple[Entry, ...] = ()
     rank_state: Any = None
 
@@ -114,10 +117,7 @@ class Receipt(_Model):
 
 
 class Tensor(_Model):
-    """Dtype, shape (in elements) and chunks of a tensor.
-
-    The chunks cover it exactly once.
-    """
+    """Dtype, shape (in elements) and chunks of a tensor. The chunks cover it exactly once."""
 
     dtype: str
     shape: tuple[NonNegativeInt, ...]
@@ -144,7 +144,14 @@ class Tensor(_Model):
 
 
 class Manifest(_Model):
-    """A whole checkpoint: every tensor's place, and all state that is not a tensor."""
+    """A whole checkpoint: every tensor's place, and all state that is not a tensor.
+
+    Attributes:
+        shared: Files of frozen weights, of this attempt or of older ones, which commits share.
+        tree: The state with its tensors replaced by their names, as `codec.split` returns it.
+        saved_at: UTC, ISO 8601. For people.
+        saved_at: Empty in that of a replica in members' memory.
+    """
 
     format_version: int = FORMAT_VERSION
     generation: int
@@ -152,14 +159,11 @@ class Manifest(_Model):
     world_size: int
     files: tuple[DataFile, ...]
     shared: tuple[FrozenFile, ...] = ()
-    """Files of frozen weights, of this attempt or of older ones, which commits share."""
     tensors: dict[str, Tensor]
     tree: Any
-    """The state with its tensors replaced by their names, as `codec.split` returns it."""
     rank_states: tuple[Any, ...]
     extra: Any
     saved_at: Time = ""
-    """Empty in that of a replica in members' memory."""
 
     @model_validator(mode="after")
     def _chunks_lie_in_files(self) -> Self:
@@ -190,10 +194,7 @@ class Manifest(_Model):
         return tuple(sorted({frozen.attempt for frozen in self.shared} - {prefix}))
 
     def size(self, prefix: str) -> tuple[int, int]:
-        """Bytes of this checkpoint at its own `prefix`, and elsewhere.
-
-        They are bytes of tensors and padding.
-        """
+        """Bytes of tensors and padding at the checkpoint's own `prefix`, and elsewhere."""
         elsewhere = sum(frozen.file.size for frozen in self.shared if frozen.attempt != prefix)
         return sum(self.file(number).size for number in range(self.num_files)) - elsewhere, elsewhere
 
@@ -233,19 +234,13 @@ def receipt_key(prefix: str, rank: int) -> str:
 
 
 def block_checksums(data: Buffer, block_bytes: int = BLOCK_BYTES) -> tuple[int, ...]:
-    """CRC-32 of each block.
-
-    zlib-ng releases the interpreter lock, as zlib does, and is eight times as fast.
-    """
+    """CRC-32 of each block. zlib-ng releases the interpreter lock, as zlib does, and is eight times as fast."""
     view = memoryview(data)
     return tuple(zlib_ng.crc32(view[begin : begin + block_bytes]) for begin in range(0, len(view), block_bytes))
 
 
 def index_tensors(entries: Iterable[Entry]) -> dict[str, Tensor]:
-    """Gather the chunks of all ranks by tensor.
-
-    Raises CorruptCheckpoint if they don't fit together.
-    """
+    """Gather the chunks of all ranks by tensor. Raises CorruptCheckpoint if they don't fit together."""
     chunks: dict[str, list[Chunk]] = {}
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     for entry in entries:
@@ -309,10 +304,7 @@ def read_manifest(storage: CheckpointStorage, commit: Commit) -> Manifest:
 
 
 def parse_manifest(data: bytes, commit: Commit) -> Manifest:
-    """The manifest that `commit` names.
-
-    Raises CorruptCheckpoint, or CheckpointMismatch for an unknown version.
-    """
+    """The manifest that `commit` names. Raises CorruptCheckpoint, or CheckpointMismatch for an unknown version."""
     if hashlib.sha256(data).hexdigest() != commit.manifest_sha256:
         raise CorruptCheckpoint(f"{commit.manifest} is not what was committed: its checksum differs.")
     return Manifest.parse(data, commit.manifest)

@@ -24,11 +24,14 @@ READ_BYTES = 8 << 20
 
 @dataclass(slots=True)
 class _Run:
-    """Adjacent blocks that are read at once, and the parts of spans that lie in them."""
+    """Adjacent blocks that are read at once, and the parts of spans that lie in them.
+
+    Attributes:
+        members: Index of the span, offset in it, and begin and end in the file.
+    """
 
     file: int
     members: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """Index of the span, offset in it, and begin and end in the file."""
 
     def bounds(self, file: DataFile) -> tuple[int, int]:
         begin = min(member[2] for member in self.members) // file.block_bytes * file.block_bytes
@@ -71,17 +74,11 @@ class PartReader:
                 pass  # the first error ends it
 
     def verify(self, number: int) -> None:
-        """Read a whole file, by its number in the manifest, and drop the bytes.
-
-        Raises CorruptCheckpoint.
-        """
+        """Read a whole file, by its number in the manifest, and drop the bytes. Raises CorruptCheckpoint."""
         self.read([(number, 0, self._manifest.file(number).size)], lambda *_: None)
 
     def _runs(self, spans: Sequence[Span]) -> list[_Run]:
-        """Cut the spans at fixed places of the files.
-
-        All that lies between two of these places is one read.
-        """
+        """Cut the spans at fixed places of the files. All that lies between two of these places is one read."""
         runs: dict[tuple[int, int], _Run] = {}
         for index, (file, begin, end) in enumerate(spans):
             block = self._manifest.file(file).block_bytes

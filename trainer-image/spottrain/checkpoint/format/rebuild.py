@@ -20,9 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def rebuild(storage: CheckpointStorage) -> Head | None:
-    """Make a HEAD whose commits are all complete attempts.
-
-    Changes nothing in the store.
+    """Make a HEAD whose commits are all complete attempts. Changes nothing in the store.
 
     Returns:
         The rebuilt HEAD, or None if no attempt is complete.

@@ -124,10 +124,7 @@ def _names_its_tensors(adapter: dict[str, Any], manifest: Manifest) -> bool:
 
 
 def _model_config(manifest: Manifest) -> dict[str, Any] | None:
-    """The configuration that the model had as `model.config`; None without one.
-
-    Hugging Face's models have one.
-    """
+    """The configuration that the model had as `model.config`; None without one. Hugging Face's models have one."""
     extra = codec.decode(manifest.extra)
     config = extra.get("model_config") if isinstance(extra, dict) else None
     return config if isinstance(config, dict) else None

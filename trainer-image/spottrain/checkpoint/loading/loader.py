@@ -1,7 +1,4 @@
-"""How the ranks of a job read its commits.
-
-They verify them, and read the state and the values beside the state.
-"""
+"""How the ranks of a job verify its commits, and read the state and the values beside it."""
 
 from __future__ import annotations
 
@@ -31,14 +28,17 @@ _JSON = TypeAdapter[codec.Json](codec.Json)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a checkpoint holds besides the state that was filled in."""
+    """What a checkpoint holds besides the state that was filled in.
+
+    Attributes:
+        rank_state: What this rank saved. None at a different world size, because no rank is the same there.
+        replaced: Frozen weights for which the script brought other values than the checkpoint holds.
+    """
 
     step: int
     extra: dict[str, Any]
     rank_state: dict[str, Any] | None
-    """What this rank saved. None at a different world size, because no rank is the same there."""
     replaced: tuple[str, ...] = ()
-    """Frozen weights for which the script brought other values than the checkpoint holds."""
 
 
 class Loader:
@@ -60,9 +60,7 @@ class Loader:
         self._world_size = world_size
 
     def newest_whole(self, commits: tuple[Commit, ...]) -> Commit | None:
-        """The first of `commits` (newest first) that is whole.
-
-        Reads all its bytes. None if `commits` is empty.
+        """The first of `commits` (newest first) that is whole. Reads all its bytes. None if `commits` is empty.
 
         Raises:
             CorruptCheckpoint: None of them is whole.
@@ -91,20 +89,14 @@ class Loader:
         return extra
 
     def open(self, commit: Commit) -> tuple[Manifest, PartReader]:
-        """The manifest of a commit, and a reader of its data.
-
-        Raises CorruptCheckpoint or CheckpointMismatch.
-        """
+        """The manifest of a commit, and a reader of its data. Raises CorruptCheckpoint or CheckpointMismatch."""
         manifest = read_manifest(self._storage, commit)
         return manifest, PartReader(self._storage, commit.attempt, manifest)
 
     def load(
         self, state: dict[str, Any], frozen: Collection[str], read: Callable[[], tuple[Manifest, PartReader]]
     ) -> Loaded:
-        """Fill `state` from the checkpoint that `read` opens.
-
-        If any rank fails, all raise.
-        """
+        """Fill `state` from the checkpoint that `read` opens. If any rank fails, all raise."""
         tensors: codec.Tensors = {}
 
         def work() -> Manifest:

@@ -1,7 +1,4 @@
-"""Client of the members that hold replicated shards.
-
-spottrain_agent/replica_store.py is the server.
-"""
+"""Client of the members that hold replicated shards. spottrain_agent/replica_store.py is the server."""
 
 from __future__ import annotations
 
@@ -62,10 +59,7 @@ class ReplicaClient:
             return self._ask(connection, "GET", f"/{key}").read()
 
     def read_into(self, key: str, offset: int, memory: memoryview) -> int:
-        """Read a part of an object, as `CheckpointStorage.read_into` does.
-
-        Raises ObjectNotFound.
-        """
+        """Read a part of an object, as `CheckpointStorage.read_into` does. Raises ObjectNotFound."""
         wanted = {"Range": f"bytes={offset}-{offset + len(memory) - 1}"}
         filled = 0
         with self._connected() as connection:
@@ -119,10 +113,7 @@ def _pieces(data: memoryview) -> Iterator[memoryview]:
 
 
 class ReplicaReader:
-    """Implements ObjectReader for a replicated step.
-
-    Each rank's objects come from the member that holds them.
-    """
+    """Implements ObjectReader for a replicated step. Each rank's objects come from the member that holds them."""
 
     parallel_reads = 4
 

@@ -221,10 +221,7 @@ class Replicas:
 
 
 def _manifest(source: ReplicaReader, checkpoint: ReplicatedStep) -> Manifest:
-    """Build the manifest.
-
-    Raises CorruptCheckpoint if parts are missing or don't fit together.
-    """
+    """Build the manifest. Raises CorruptCheckpoint if parts are missing or don't fit together."""
     where = f"The replica of step {checkpoint.step} in members' memory"
     try:
         found = [source.get(receipt_key(source.prefix, rank))[0] for rank in range(checkpoint.world_size)]

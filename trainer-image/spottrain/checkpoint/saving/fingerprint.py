@@ -1,7 +1,4 @@
-"""Fingerprints of tensors, to detect changes.
-
-They are sums over the bytes, computed on the tensors' device.
-"""
+"""Fingerprints of tensors, to detect changes: sums over the bytes, computed on the tensors' device."""
 
 from __future__ import annotations
 
@@ -22,17 +19,12 @@ _WORD_BYTES = 8
 
 
 def is_comparable(tensor: torch.Tensor) -> bool:
-    """Whether shape, dtype and bytes are all that there is to a tensor.
-
-    The bytes may be here or in shards.
-    """
+    """Whether shape, dtype and bytes are all that there is to a tensor. The bytes may be here or in shards."""
     return is_plain(tensor) or hasattr(tensor, "__create_chunk_list__")
 
 
 def fingerprints(tensors: Mapping[str, torch.Tensor], *, rank: int, world_size: int) -> dict[str, int]:
-    """A number for each tensor, which differs if its bytes do.
-
-    For comparisons within this process.
+    """A number for each tensor, which differs if its bytes do, for comparisons within this process.
 
     For a sharded tensor, it is that of this rank's shard. The ranks divide tensors that all of them have whole among
     themselves: a rank has 0 for those of others.
@@ -51,10 +43,7 @@ def fingerprints(tensors: Mapping[str, torch.Tensor], *, rank: int, world_size: 
 
 
 def _local_parts(name: str, tensor: Any, rank: int, world_size: int) -> Iterator[torch.Tensor]:
-    """The parts that this rank checks.
-
-    They are its shards (by DCP's protocol), or its share of whole tensors.
-    """
+    """The parts that this rank checks. They are its shards (by DCP's protocol), or its share of whole tensors."""
     if hasattr(tensor, "__create_chunk_list__"):
         for chunk in tensor.__create_chunk_list__():
             yield tensor.__get_tensor_shard__(MetadataIndex(name, chunk.offsets)).detach()
@@ -72,10 +61,7 @@ def _piece_bytes(device: torch.device) -> int:
 
 
 def _sum(piece: torch.Tensor) -> torch.Tensor:
-    """A sum in which each word counts by its place.
-
-    Words that change places change the sum.
-    """
+    """A sum in which each word counts by its place. Words that change places change the sum."""
     missing = -len(piece) % _WORD_BYTES
     if missing:
         piece = torch.nn.functional.pad(piece, (0, missing))

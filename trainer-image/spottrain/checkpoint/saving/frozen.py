@@ -27,13 +27,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenPart:
-    """The part that frozen weights have in a save."""
+    """The part that frozen weights have in a save.
+
+    Attributes:
+        kept: Frozen weights of earlier commits, as rank 0 knows them.
+        staged: What this rank writes to a file of frozen weights.
+    """
 
     kept: FrozenFiles = field(default_factory=FrozenFiles)
-    """Frozen weights of earlier commits, as rank 0 knows them."""
     entries: tuple[Entry, ...] = ()
     staged: Staged | None = None
-    """What this rank writes to a file of frozen weights."""
 
     @property
     def size(self) -> int:
@@ -80,10 +83,7 @@ class FrozenWeights:
         return bool(self._changed or self._missing(frozen))
 
     def agree(self, frozen: Tensors) -> Tensors:
-        """The tensors to write, if `is_unwritten` was true on any rank.
-
-        A collective. Call `split` again after it.
-        """
+        """The tensors to write, if `is_unwritten` was true on any rank. A collective. Call `split` again after it."""
         self._changing |= self._collectives.union(self._changed)
         missing = self._collectives.union(self._missing(frozen))
         return {name: tensor for name, tensor in frozen.items() if name in missing - self._changing}
@@ -95,10 +95,7 @@ class FrozenWeights:
         self._staging.prepare(plan)
 
     def stage(self, frozen: Tensors, new: Tensors) -> FrozenPart:
-        """Copy `new`, and keep those of `frozen` that are stored.
-
-        A collective if `new` isn't empty.
-        """
+        """Copy `new`, and keep those of `frozen` that are stored. A collective if `new` isn't empty."""
         kept = self._stored.only(frozen.keys() - new.keys())
         staging, self._staging = self._staging, None  # needed once, so not kept
         if not new:
@@ -113,10 +110,7 @@ class FrozenWeights:
         self._newest = handle
 
     def before_load(self, tensors: Tensors, frozen: Collection[str], manifest: Manifest) -> None:
-        """Take fingerprints of what the script brought.
-
-        The first try to load overwrites it.
-        """
+        """Take fingerprints of what the script brought. The first try to load overwrites it."""
         stored = FrozenFiles.of(manifest).tensors or manifest.tensors
         brought = self._fingerprints({n: t for n, t in tensors.items() if n in frozen and n in stored})
         self._of_script = brought | self._of_script

@@ -1,7 +1,4 @@
-"""The plan of a save.
-
-It holds as long as the tensors of all ranks keep their structure.
-"""
+"""The plan of a save, which holds as long as the tensors of all ranks keep their structure."""
 
 from __future__ import annotations
 
@@ -26,10 +23,7 @@ class KnownPlan:
         return self._known is None or self._known[1] != signature(tensors)
 
     def of(self, tensors: codec.Tensors, *, outdated: bool) -> RankPlan:
-        """The plan of these tensors.
-
-        A collective if it is outdated on a rank, which all ranks have to know.
-        """
+        """The plan of these tensors. A collective if it is outdated on a rank, which all ranks have to know."""
         if outdated or self._known is None:
             self._known = plan_save(tensors, rank=self._rank, group=self._group), signature(tensors)
         return self._known[0]

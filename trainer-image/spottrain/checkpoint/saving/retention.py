@@ -112,10 +112,7 @@ def clean_up(
 
 
 class BackgroundCleanUp:
-    """Cleans up in a thread of its own.
-
-    The next save may need the thread of the saves.
-    """
+    """Cleans up in a thread of its own. The next save may need the thread of the saves."""
 
     def __init__(self, storage: CheckpointStorage, generation: int, retention: Retention) -> None:
         self._storage = storage
@@ -126,9 +123,7 @@ class BackgroundCleanUp:
         self._resumed_from_step: int | None = None
 
     def start(self, resumed_from_step: int | None = None) -> None:
-        """Start a clean-up, and return at once.
-
-        While one runs, any number of calls starts only one more.
+        """Start a clean-up, and return at once. While one runs, any number of calls starts only one more.
 
         Args:
             resumed_from_step: The step that the generation resumed from. None once it has committed.

@@ -44,10 +44,7 @@ class SaveHandle:
         return self._finished.is_set()
 
     def wait(self, timeout_seconds: float | None = None) -> Commit | None:
-        """Wait until this rank's part has ended.
-
-        Raises the CheckpointError that the save ended with.
-        """
+        """Wait until this rank's part has ended. Raises the CheckpointError that the save ended with."""
         if not self._finished.wait(timeout_seconds):
             raise SaveFailed(f"The checkpoint at step {self.step} was not finished within {timeout_seconds} s.")
         if self.error is not None:
@@ -55,25 +52,16 @@ class SaveHandle:
         return self.commit
 
     def join(self, timeout_seconds: float | None = None) -> None:
-        """Wait until this rank's part has ended, or until the time is over.
-
-        The part may end successfully or not.
-        """
+        """Wait until this rank's part has ended, or until the time is over. The part may end successfully or not."""
         self._finished.wait(timeout_seconds)
 
     def give_up(self, error: CheckpointError) -> None:
-        """Stop waiting for receipts that won't come.
-
-        It changes nothing if all of them were there already.
-        """
+        """Stop waiting for receipts that won't come. It changes nothing if all of them were there already."""
         self.given_up = error
         self._gave_up.set()
 
     def raise_failure(self, rank: int) -> None:
-        """Raises why the part of this rank has failed, if so.
-
-        The part of rank 0 needs no giving up.
-        """
+        """Raises why the part of this rank has failed, if so. The part of rank 0 needs no giving up."""
         if rank != 0 and self.error is not None:
             raise RankFailed(self.step, rank, error_to_json(self.error))
 

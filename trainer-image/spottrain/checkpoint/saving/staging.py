@@ -1,7 +1,4 @@
-"""The copy that the training loop waits for.
-
-Tensors go into one reused buffer of host memory.
-"""
+"""The copy that the training loop waits for: tensors go into one reused buffer of host memory."""
 
 from __future__ import annotations
 
@@ -51,11 +48,14 @@ class SharedMemory:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The bytes of a data file, valid until the next `StagingBuffer.stage`."""
+    """The bytes of a data file, valid until the next `StagingBuffer.stage`.
+
+    Attributes:
+        data: The first bytes of `memory`.
+    """
 
     memory: SharedMemory
     data: memoryview
-    """The first bytes of `memory`."""
 
 
 class StagingBuffer:
@@ -72,10 +72,7 @@ class StagingBuffer:
         return self._memory
 
     def prepare(self, plan: RankPlan) -> None:
-        """Allocate memory for `plan` and touch its pages.
-
-        The next `stage` then only copies.
-        """
+        """Allocate memory for `plan` and touch its pages. The next `stage` then only copies."""
         if plan is self._plan:
             return
         if self._memory.content.numel() < plan.size:
@@ -101,10 +98,7 @@ class StagingBuffer:
 
 
 def _pin(memory: torch.Tensor) -> None:
-    """Pin as torch's own shared staging does (torch.distributed._state_dict_utils).
-
-    Without it, copies are slower.
-    """
+    """Pin as torch's own shared staging does (torch.distributed._state_dict_utils). Without it, copies are slower."""
     cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     try:
         torch.cuda.check_error(int(cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))

@@ -25,10 +25,7 @@ class Upload:
         self._rank = rank
 
     def connect(self, memory: SharedMemory) -> None:
-        """Connect rank and writer process to the store ahead of the first save.
-
-        The writer also maps the memory.
-        """
+        """Connect rank and writer process to the store ahead of the first save. The writer also maps the memory."""
         try:
             if (writer := self._writer) is not None:
                 writer.prepare(memory.descriptor)

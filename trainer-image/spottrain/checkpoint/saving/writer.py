@@ -60,10 +60,7 @@ class _StoreSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """Request to write the memory, whose descriptor follows.
-
-    Without a key: only prepare.
-    """
+    """Request to write the memory, whose descriptor follows. Without a key: only prepare."""
 
     store: _StoreSettings
     key: str | None
@@ -82,10 +79,7 @@ class WriterProcess:
 
     @classmethod
     def fork(cls) -> Self:
-        """Fork the process.
-
-        This one must have no threads and must not have touched CUDA. Raises OSError.
-        """
+        """Fork the process. This one must have no threads and must not have touched CUDA. Raises OSError."""
         ours, theirs = Pipe()
         pid = os.fork()
         if pid == 0:
@@ -124,10 +118,7 @@ class WriterProcess:
         return self._ask(key, descriptor, size)
 
     def prepare(self, descriptor: int) -> None:
-        """Open the store and map the shared memory ahead of the first `write`.
-
-        Raises the same errors.
-        """
+        """Open the store and map the shared memory ahead of the first `write`. Raises the same errors."""
         self._ask(None, descriptor, 0)
 
     def _ask(self, key: str | None, descriptor: int, size: int) -> DataFile:
@@ -149,10 +140,7 @@ class WriterProcess:
         return answer
 
     def close(self) -> str:
-        """End the process, with any write that is under way.
-
-        Returns how it ended, as a sentence.
-        """
+        """End the process, with any write that is under way. Returns how it ended, as a sentence."""
         if self._ending is None:
             self._connection.close()
             self._ending = f"The process that writes checkpoints {_end(self.pid)}."
@@ -247,10 +235,7 @@ class _Server:
             os.close(descriptor)
 
     def _mapped(self, descriptor: int) -> memoryview:
-        """The rank's staging memory.
-
-        It is mostly the same as the last time, so its pages are mapped once.
-        """
+        """The rank's staging memory. It is mostly the same as the last time, so its pages are mapped once."""
         inode = os.fstat(descriptor).st_ino
         if inode != self._inode:
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE

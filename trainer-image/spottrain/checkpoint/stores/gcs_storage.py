@@ -64,9 +64,7 @@ class GcsStorage:
         retry_seconds: float = 60.0,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """Credentials are Google's application default ones.
-
-        A server at `endpoint_url` gets none.
+        """Credentials are Google's application default ones. A server at `endpoint_url` gets none.
 
         Args:
             bucket: Name of the bucket.
@@ -160,10 +158,7 @@ class GcsStorage:
                 self._blob(key).delete(**self._patience)
 
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
-        """Do nothing: `list` shows the parts of an unfinished upload.
-
-        They are objects, and `delete` removes them.
-        """
+        """Do nothing: `list` shows the parts of an unfinished upload. They are objects, and `delete` removes them."""
         return 0
 
     def _send(self, key: str, part: memoryview) -> None:

@@ -1,7 +1,4 @@
-"""S3 clients that share what botocore reads about the service.
-
-To read it takes 0.1 s of a processor.
-"""
+"""S3 clients that share what botocore reads about the service. To read it takes 0.1 s of a processor."""
 
 from __future__ import annotations
 

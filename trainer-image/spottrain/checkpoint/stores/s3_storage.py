@@ -77,10 +77,7 @@ _PASSING = {
 
 
 class S3Storage:
-    """Implements CheckpointStorage.
-
-    The etag is S3's. Conditional writes are S3's If-Match and If-None-Match.
-    """
+    """Implements CheckpointStorage. The etag is S3's. Conditional writes are S3's If-Match and If-None-Match."""
 
     parallel_reads = 8
 
@@ -260,10 +257,7 @@ class S3Storage:
 
     @contextlib.contextmanager
     def _of_the_bucket(self, key: str) -> Iterator[None]:
-        """Sentences of a request to the bucket.
-
-        No single object can be missing from it.
-        """
+        """Sentences of a request to the bucket. No single object can be missing from it."""
         try:
             with self._sentences(key):
                 yield

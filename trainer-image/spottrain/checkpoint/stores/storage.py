@@ -18,10 +18,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class ObjectReader(Protocol):
-    """What loading needs of a store.
-
-    A checkpoint may lie elsewhere, too (replicas.py).
-    """
+    """What loading needs of a store. A checkpoint may lie elsewhere, too (replicas.py)."""
 
     parallel_reads: int
     """How many parallel reads serve one rank best."""
@@ -39,9 +36,7 @@ class ObjectReader(Protocol):
 
 
 class CheckpointStorage(ObjectReader, Protocol):
-    """A flat key-value store.
-
-    Keys are relative to the URI that it was opened with; '/' separates their parts.
+    """A flat key-value store. Keys are relative to the URI that it was opened with; '/' separates their parts.
 
     All methods may be called from several threads at once. They raise StorageUnavailable if a later try may succeed,
     and StorageDenied if it can't.
@@ -70,10 +65,7 @@ class CheckpointStorage(ObjectReader, Protocol):
         ...
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """Every object whose key starts with `prefix`, in order of key.
-
-        Each is (key, size in bytes).
-        """
+        """Every object whose key starts with `prefix`, in order of key. Each is (key, size in bytes)."""
         ...
 
     def delete(self, keys: Iterable[str]) -> None:

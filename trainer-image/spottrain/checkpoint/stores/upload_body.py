@@ -1,7 +1,4 @@
-"""The body of an upload: memory that a client reads as a file.
-
-Clients of object stores read it without a copy.
-"""
+"""The body of an upload: memory that clients of object stores read as a file, without a copy."""
 
 from __future__ import annotations
 
@@ -9,9 +6,7 @@ import os
 
 
 class UploadBody:
-    """The part of a binary file's interface that clients use to read.
-
-    Its `read` returns views, not bytes.
+    """The part of a binary file's interface that clients use to read. Its `read` returns views, not bytes.
 
     A copy of a part would hold the interpreter lock, so that the training would wait for it.
     """

@@ -1,7 +1,4 @@
-"""Which store a checkpoint URI names.
-
-A store's client library is imported only when it is needed.
-"""
+"""Which store a checkpoint URI names. Its client library is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -68,10 +65,7 @@ def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bo
 
 @contextmanager
 def _client(name: str, *, uri: str, extra: str) -> Iterator[None]:
-    """Import and open a store whose client is the distribution `name`.
-
-    Our `extra` installs that distribution.
-    """
+    """Import and open a store whose client is the distribution `name`. Our `extra` installs that distribution."""
     try:
         yield
     except ImportError as error:
