@@ -170,7 +170,6 @@ class AzureSource(Polls):
             source=self.name,
             deadline=event.starts_at(now, answer.offset),
             observed_at=now,
-            cancellable=not event.has_started,
         )
 
     async def _acknowledge(self, events: Sequence[ScheduledEvent]) -> None:

@@ -139,7 +139,6 @@ class Ec2Source(Polls):
             source=self.name,
             deadline=deadline,
             observed_at=datetime.now(UTC),
-            cancellable=True,
         )
 
     async def _get(self, path: str) -> Answer | None:

@@ -105,7 +105,6 @@ class GceSource(Polls):
             source=self.name,
             deadline=now + lead,
             observed_at=now,
-            cancellable=True,
         )
 
 

@@ -211,8 +211,7 @@ def _pods_lead(pod: dict[str, Any], condition: dict[str, Any], labels: Mapping[s
 
 
 def _deletion(node: str, since: datetime, lead_seconds: float, now: datetime) -> Notice:
-    notice = _notice(node, "node-deleted", "node-deleted", NoticeKind.PREEMPT, since, lead_seconds, now)
-    return notice.model_copy(update={"cancellable": False})
+    return _notice(node, "node-deleted", "node-deleted", NoticeKind.PREEMPT, since, lead_seconds, now)
 
 
 def _notice(
@@ -225,7 +224,6 @@ def _notice(
         source=source,
         deadline=since + timedelta(seconds=lead_seconds),
         observed_at=now,
-        cancellable=True,
     )
 
 

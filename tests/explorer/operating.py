@@ -116,7 +116,6 @@ def notice_of(node: str, deadline: int, announced: int, cancelled: bool) -> Noti
         deadline=at(deadline),
         # What takes a notice back comes after it.
         observed_at=at(announced + 0.5 * cancelled),
-        cancellable=True,
         cancelled=cancelled,
     )
 

@@ -275,9 +275,7 @@ async def test_a_notice_drains_while_the_operator_is_down(pods: Pods, operator: 
     # From here on the operator's half answers nobody.
     operator.assignments["a"] = WAIT
     now = datetime.now(UTC)
-    notice = Notice(
-        id="1", node="node-a", source="ec2", deadline=now + timedelta(seconds=15), observed_at=now, cancellable=True
-    )
+    notice = Notice(id="1", node="node-a", source="ec2", deadline=now + timedelta(seconds=15), observed_at=now)
     began = time.monotonic()
     await operator.announce(notice)
     await appears(tmp_path / "run-a" / "g1" / "drain.json", seconds=5)
@@ -300,7 +298,6 @@ async def test_a_recommendation_tells_the_ranks_of_a_risk_and_drains_nobody(
         source="ec2",
         deadline=now,
         observed_at=now,
-        cancellable=True,
     )
     await operator.announce(hint)
     await operator.assign(pods.generation(1, pods.script(TRAIN_FOREVER), ["a"]))

@@ -90,7 +90,6 @@ class World:
             source="ec2",
             deadline=at(self.time + lead),
             observed_at=self.now,
-            cancellable=True,
         )
         node.notice_seen_at = self.time + self.rng.uniform(0.0, 1.0)
         node.kill_at = self.time + lead

@@ -39,7 +39,7 @@ def at(seconds: float) -> datetime:
 
 
 def cloud(seconds: float, id_: str = "ec2-terminate") -> Notice:
-    return Notice(id=id_, node="n4", source="ec2", deadline=at(seconds), observed_at=START, cancellable=True)
+    return Notice(id=id_, node="n4", source="ec2", deadline=at(seconds), observed_at=START)
 
 
 def kubernetes(seconds: float) -> Notice:

@@ -44,7 +44,6 @@ class Notice(Message):
     source: str  # "ec2", "gce", "azure", "taint:<key>", "condition:<reason>", "node-deleted", "sigterm"
     deadline: AwareDatetime
     observed_at: AwareDatetime
-    cancellable: bool = False
     cancelled: bool = False
 
     @property
