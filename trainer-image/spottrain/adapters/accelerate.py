@@ -28,7 +28,6 @@ from spottrain.data.loader import MapDataset
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session
 from spottrain.world.failures import UserError
-from spottrain_api.contract.reports import FailureReason
 
 # Where Accelerate has the settings that a job cannot make under it.
 _ARGUMENTS = {
@@ -78,14 +77,12 @@ class AcceleratedLoop(ForeignLoop):
         """
         if not isinstance(optimizer, AcceleratedOptimizer) or not isinstance(scheduler, AcceleratedScheduler | None):
             raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
-                "AcceleratedLoop needs model, optimizer and scheduler as accelerator.prepare(...) returns them",
+                "AcceleratedLoop needs model, optimizer and scheduler as accelerator.prepare(...) returns them"
             )
         if more := list(_not_passed(accelerator, model, optimizer, scheduler)):
             raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
                 f"the accelerator has prepared {', '.join(more)} besides what AcceleratedLoop was given, which no "
-                "commit would hold; train one model with one optimizer, and pass its scheduler",
+                "commit would hold; train one model with one optimizer, and pass its scheduler"
             )
         accelerator.gradient_accumulation_steps = session.batch_plan.num_micro_batches
         if scheduler is not None:
@@ -136,9 +133,8 @@ class Registered:
     def state_dict(self) -> dict[str, Any]:
         if len(self._registered()) != len(self._objects):
             raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
                 "an object was given to register_for_checkpointing after AcceleratedLoop was created, which is when "
-                "a run resumes; register it before",
+                "a run resumes; register it before"
             )
         return {"objects": [each.state_dict() for each in self._objects]}
 
@@ -146,9 +142,8 @@ class Registered:
         saved = state_dict["objects"]
         if len(saved) != len(self._objects):
             raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
                 f"the commit holds {len(saved)} objects of register_for_checkpointing, and the accelerator has "
-                f"{len(self._objects)}; register the same ones, in the same order",
+                f"{len(self._objects)}; register the same ones, in the same order"
             )
         for each, state in zip(self._objects, saved, strict=True):
             each.load_state_dict(state)

@@ -28,7 +28,6 @@ from spottrain.data.loader import MapDataset
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session
 from spottrain.world.failures import UserError
-from spottrain_api.contract.reports import FailureReason
 
 # Where Lightning has the settings that a job cannot make under it.
 _ARGUMENTS = {
@@ -124,7 +123,7 @@ class Records:
         checkpoint = self._connector.dump_checkpoint(weights_only=False)
         weights = {name: _address(value) for name, value in module.state_dict().items()}
         if any(_address(value) != weights.get(name) for name, value in checkpoint["state_dict"].items()):
-            raise _refused(
+            raise UserError(
                 "a hook on_save_checkpoint (of the module, or of a callback such as WeightAveraging) replaces the "
                 "weights in training, and would lose its own at a preemption; leave it out"
             )
@@ -205,7 +204,7 @@ class SpottrainStrategy(DDPStrategy):
             (each.interval, each.frequency, each.reduce_on_plateau) == ("step", 1, False) for each in schedules
         )
         if not by_itself or len(self.optimizers) != 1 or not counted or trainer.max_steps < 1 or not is_whole:
-            raise _refused(
+            raise UserError(
                 "spottrain's strategy for Lightning needs Trainer(max_steps=...) and automatic optimization with one "
                 'optimizer. A learning rate schedule needs "interval": "step", "frequency": 1 and no metric. Leave '
                 "out limit_train_batches and overfit_batches: an epoch is not a unit of the run"
@@ -303,7 +302,3 @@ class SpottrainCallback(Callback):
 def _address(value: Any) -> Any:
     """The address of a tensor's memory; other values as they are."""
     return value.data_ptr() if isinstance(value, torch.Tensor) else value
-
-
-def _refused(message: str) -> UserError:
-    return UserError(FailureReason.INVALID_CONFIGURATION, message)

@@ -30,7 +30,6 @@ from spottrain.loop.acceptance import check_dataset
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session
 from spottrain.world.failures import UserError
-from spottrain_api.contract.reports import FailureReason
 
 # Fields of TrainerState that belong to the run. The others follow from the arguments of this generation.
 _OF_THE_RUN = ("epoch", "num_input_tokens_seen", "total_flos", "log_history", "best_metric", "best_global_step")
@@ -107,12 +106,12 @@ class SpottrainTrainer(Trainer):
         plan = session.batch_plan
         args = self.args
         if args.load_best_model_at_end:
-            raise _refused(
+            raise UserError(
                 "SpottrainTrainer needs load_best_model_at_end False, because the checkpoints are the job's; "
                 "`spottrain checkpoints export` makes a model from one"
             )
         if args.auto_find_batch_size or args.train_sampling_strategy not in _SHUFFLES:
-            raise _refused(
+            raise UserError(
                 "SpottrainTrainer needs auto_find_batch_size False, and for train_sampling_strategy one of "
                 f"{', '.join(_SHUFFLES)}, because the job decides batches and the order of the samples for every "
                 "world size; set batch.micro in the job"
@@ -142,7 +141,7 @@ class SpottrainTrainer(Trainer):
         for kind in type(self).__mro__:
             brought = [name for name in _ORDERS if name in vars(kind) and kind not in own]
             if brought:
-                raise _refused(
+                raise UserError(
                     f"{kind.__name__} brings an order of samples of its own ({brought[0]}), and SpottrainTrainer "
                     "needs one that is the same at every world size and after a resume. Put the order into "
                     "train_dataset, one item per use of a sample, and set train_sampling_strategy to sequential"
@@ -158,7 +157,7 @@ class SpottrainTrainer(Trainer):
         }
         asked = [name for name, is_set in unapplied.items() if is_set]
         if asked:
-            raise _refused(
+            raise UserError(
                 f"{', '.join(asked)} of TrainingArguments can't be followed: batches and the order of the samples "
                 "are the job's (batch, seed), and run on from one epoch into the next; leave it out"
             )
@@ -176,7 +175,7 @@ class SpottrainTrainer(Trainer):
     def begin(self, state: TrainerState) -> None:
         """Resume; called when the Trainer has created model, optimizer and schedule."""
         if isinstance(self.lr_scheduler, ReduceLROnPlateau | GreedyLR):
-            raise _refused(
+            raise UserError(
                 "a learning rate that follows evaluations (reduce_lr_on_plateau, greedy) depends on when the job is "
                 "preempted, because a drain postpones the evaluation of its step; use a schedule of steps"
             )
@@ -211,7 +210,7 @@ class SpottrainTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *positional: Any, **named: Any) -> TrainOutput:
         """As the Trainer's, but it resumes from the job's newest commit."""
         if resume_from_checkpoint:
-            raise _refused(
+            raise UserError(
                 "SpottrainTrainer resumes from the job's newest commit by itself; leave out resume_from_checkpoint"
             )
         self._ignored_keys = named.get("ignore_keys_for_eval")
@@ -327,7 +326,3 @@ class SpottrainTrainer(Trainer):
     def _exportable(self) -> list[Any]:
         """Callbacks with a state, such as the patience of EarlyStoppingCallback."""
         return [each for each in self.callback_handler.callbacks if isinstance(each, ExportableState)]
-
-
-def _refused(message: str) -> UserError:
-    return UserError(FailureReason.INVALID_CONFIGURATION, message)

@@ -11,7 +11,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from spottrain.world.failures import UserError
-from spottrain_api.contract.reports import FailureReason
 
 
 class SharedBuffers:
@@ -67,9 +66,8 @@ def check_buffers(model: nn.Module) -> None:
                 buffer.copy_(whole)
         except RuntimeError as error:
             raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
                 f"the buffer {name} is more than a plain tensor, and can't be sent to the other ranks ({error}). "
-                "Register what .clone() or .to_dense() makes of it, or pass persistent=False, if no commit needs it",
+                "Register what .clone() or .to_dense() makes of it, or pass persistent=False, if no commit needs it"
             ) from error
 
 

@@ -28,7 +28,6 @@ from spottrain.engines.precision import autocast_forward, cast_around, weights_i
 from spottrain.engines.same_parameters import SameParameters
 from spottrain.engines.trained import TrainedParameters
 from spottrain.world.failures import UserError
-from spottrain_api.contract.reports import FailureReason
 
 LOSS_SCALER = "loss_scaler"
 # Attributes of DeepSpeed's DynamicLossScaler that change during training. A static scaler has the scale alone.
@@ -186,7 +185,7 @@ class DeepSpeedEngine:
 
 def _raise_if(refusal: str | None) -> None:
     if refusal is not None:
-        raise UserError(FailureReason.INVALID_CONFIGURATION, refusal)
+        raise UserError(refusal)
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:

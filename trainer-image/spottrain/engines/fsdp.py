@@ -21,7 +21,6 @@ from spottrain.engines.model_state import unfit_for_shards
 from spottrain.engines.native import NativeEngine, zeros_for_unused
 from spottrain.engines.same_blocks import SameBlocks
 from spottrain.world.failures import UserError
-from spottrain_api.contract.reports import FailureReason
 
 
 class FsdpEngine(NativeEngine):
@@ -54,7 +53,7 @@ class FsdpEngine(NativeEngine):
             UserError: A block can't be gathered as one, or a weight can't be sharded.
         """
         if (refusal := unfit_for_shards(model)) is not None:
-            raise UserError(FailureReason.INVALID_CONFIGURATION, refusal)
+            raise UserError(refusal)
         mesh, is_fp32 = self._mesh(), self._config.precision is torch.float32
         for parameter in model.parameters():
             if parameter.layout is torch.strided and not parameter.is_contiguous():  # as in channels_last
@@ -63,7 +62,7 @@ class FsdpEngine(NativeEngine):
         norms = [] if is_fp32 else batch_norms(model)
         blocks = list(reversed(find_blocks(model, self._config.wrap)))  # inner ones first
         for block, parameter in used_from_outside(model, blocks):
-            raise UserError(FailureReason.INVALID_CONFIGURATION, _sentence_on_sharing(model, block, parameter))
+            raise UserError(_sentence_on_sharing(model, block, parameter))
         self._whole = list(kept_whole([*norms, *blocks, model]))
         for parameter in self._whole:
             parameter.data = parameter.data.to(self._config.device)

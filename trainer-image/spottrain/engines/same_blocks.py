@@ -8,7 +8,6 @@ from torch import nn
 
 from spottrain.engines.same_order import SameOrder
 from spottrain.world.failures import UserError
-from spottrain_api.contract.reports import FailureReason
 
 
 class SameBlocks:
@@ -35,9 +34,8 @@ class SameBlocks:
         self._order.forget()  # calls of backward for activation checkpointing
         if found is not None:
             raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
                 "The ranks called different blocks of the model, or in a different order: rank 0 called "
                 f"{found.first} where rank {found.rank} called {found.other}. FSDP2 has mixed their parameters up. "
                 "Name blocks that every rank calls for every sample as `wrap` in session.prepare (none: wrap=[]), or "
-                "use the strategy ddp.",
+                "use the strategy ddp."
             )

@@ -9,7 +9,6 @@ from torch import nn
 
 from spottrain.engines.same_order import SameOrder
 from spottrain.world.failures import UserError
-from spottrain_api.contract.reports import FailureReason
 
 
 class SameParameters:
@@ -31,10 +30,9 @@ class SameParameters:
         found = self._order.difference()
         if found is not None:
             raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
                 "The ranks used different parameters in a micro-batch, or in a different order: in backward, rank 0 "
                 f"used {found.first} where rank {found.rank} used {found.other}. ZeRO 1 to 3 would mix their "
-                "gradients up. Use the strategy fsdp, or let every rank use all of them.",
+                "gradients up. Use the strategy fsdp, or let every rank use all of them."
             )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import nn
 
 from spottrain.world.failures import UserError
-from spottrain_api.contract.reports import FailureReason
 
 
 class TrainedParameters:
@@ -24,8 +23,7 @@ class TrainedParameters:
             if parameter.requires_grad != was_trained and not (was_trained and may_freeze):
                 change = "frozen" if was_trained else "unfrozen"
                 raise UserError(
-                    FailureReason.INVALID_CONFIGURATION,
                     f"The parameter {name} was {change} after session.prepare, and a run trains the same parameters "
                     "throughout. Do not change requires_grad after session.prepare; a learning rate of 0 keeps "
-                    "parameters as they are, too.",
+                    "parameters as they are, too."
                 )

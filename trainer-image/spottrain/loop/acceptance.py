@@ -25,7 +25,6 @@ from spottrain.data.loader import OPTIONS, Data
 from spottrain.data.order import DataOrder
 from spottrain.recovery.training_state import STABILITY, Stateful, schedule_state
 from spottrain.world.failures import UserError, as_user_errors
-from spottrain_api.contract.reports import FailureReason
 
 _WRAPPERS = (DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel, FSDPModule)
 # Arguments of DataLoader that are given elsewhere, or not at all, and why.
@@ -46,17 +45,17 @@ def check_dataset(dataset: Any) -> None:
     """Refuse data sets that cannot be read by index. Every step at every world size reads samples by index."""
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader):
-        raise _refused(
+        raise UserError(
             "dataset is a DataLoader, and batches are made here, for each world size; pass its data set "
             "(loader.dataset), and its collate_fn and num_workers as collate and num_workers"
         )
     if isinstance(dataset, Mapping):
-        raise _refused(
+        raise UserError(
             f"dataset is a mapping ({kind}), and samples are chosen by number; pass one of its values, such as the "
             'split "train", or a list of the samples'
         )
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise _refused(
+        raise UserError(
             f"dataset ({kind}) can't be read by index: it needs __len__ and __getitem__, as every step of a resumed "
             "or resized run takes its samples by number; use a map-style data set (of Hugging Face: "
             "load_dataset without streaming), or write the stream to files that have an index"
@@ -67,11 +66,11 @@ def check_data(data: Data) -> None:
     """Refuse data, and options for reading it, that a session cannot follow."""
     check_dataset(data.dataset)
     if data.collate is not None and not callable(data.collate):
-        raise _refused(f"collate ({type(data.collate).__name__}) is not a function of a list of items")
+        raise UserError(f"collate ({type(data.collate).__name__}) is not a function of a list of items")
     for name in data.loader:
         if name not in OPTIONS:
             why = _DECIDED.get(name, "spottrain does not know this argument")
-            raise _refused(f"loader: {name} can't be given: {why}. Use one of {', '.join(sorted(OPTIONS))}")
+            raise UserError(f"loader: {name} can't be given: {why}. Use one of {', '.join(sorted(OPTIONS))}")
     with as_user_errors():
         data.check()
 
@@ -90,19 +89,19 @@ def order_of(data: Data, seed: int) -> DataOrder:
 def check_model(model: nn.Module) -> None:
     """Refuse a model that is spread already, or that no engine can spread."""
     if isinstance(model, _WRAPPERS):
-        raise _refused(
+        raise UserError(
             f"the model is wrapped already ({type(model).__name__}); session.prepare spreads it by the job's "
             "strategy, so pass the plain model"
         )
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
-            raise _refused(
+            raise UserError(
                 f"the parameter {name} is a DTensor: the model is spread over ranks already, as parallelize_module "
                 "and fully_shard do. Tensor parallelism is not supported yet; pass the plain model to session.prepare"
             )
     _check_modules(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise _refused("the model has no parameter that is trained; set requires_grad on some of them")
+        raise UserError("the model has no parameter that is trained; set requires_grad on some of them")
 
 
 def checked_total(total: Any) -> int:
@@ -113,7 +112,7 @@ def checked_total(total: Any) -> int:
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # torch raises the last, for several numbers
         if (number := int(total)) == total:
             return number
-    raise _refused(
+    raise UserError(
         f"the total of steps is {total!r}, and a run ends after a whole number of them; pass a whole number, such as "
         "epochs * len(dataset) // global_batch"
     )
@@ -125,11 +124,11 @@ def check_adopted_model(model: nn.Module, world_size: int) -> None:
     Every rank computes different samples, so gradients are averaged over all ranks.
     """
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        raise _refused("the framework has spread the model by FSDP version 1; set fsdp_version 2 in its settings")
+        raise UserError("the framework has spread the model by FSDP version 1; set fsdp_version 2 in its settings")
     is_sharded = any(isinstance(module, FSDPModule) for module in model.modules())
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor) and not (is_sharded and _is_shard_of_all(parameter, world_size)):
-            raise _refused(
+            raise UserError(
                 f"the parameter {name} is spread over another dimension than data (placements "
                 f"{parameter.placements} over {parameter.device_mesh.size()} of {world_size} ranks). Tensor and "
                 "pipeline parallelism are not supported yet; let the framework use DDP or FSDP2 alone"
@@ -140,7 +139,7 @@ def check_adopted_model(model: nn.Module, world_size: int) -> None:
 def checked_optimizer(make: Callable[[nn.Module], Optimizer]) -> Callable[[nn.Module], Optimizer]:
     """Wrap the function that makes the optimizer, so that its result is checked."""
     if isinstance(make, Optimizer) or not callable(make):
-        raise _refused(
+        raise UserError(
             f"optimizer ({type(make).__name__}) is not a function; pass one that makes it from the spread model, as "
             "in optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=3e-4)"
         )
@@ -160,16 +159,16 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
     """
     kind = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
-        raise _refused(f"optimizer makes a {kind}; let it return one torch.optim.Optimizer, for all parameters")
+        raise UserError(f"optimizer makes a {kind}; let it return one torch.optim.Optimizer, for all parameters")
     if _needs_more(optimizer):
-        raise _refused(
+        raise UserError(
             f"the optimizer {kind} computes the loss again in its step (it needs a closure), and a step here is one "
             "backward pass per micro-batch; use one that needs gradients alone, such as AdamW"
         )
     own = set(model.parameters())
     foreign = sum(parameter not in own for group in optimizer.param_groups for parameter in group["params"])
     if foreign:
-        raise _refused(
+        raise UserError(
             f"{foreign} of the optimizer's parameters are not the model's: their gradients would not be averaged "
             "over the ranks, and no commit would hold them. Make the optimizer from the parameters of the spread "
             "model. If a loss has parameters, put its module into the model, and compute it in the model's forward"
@@ -179,7 +178,7 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
 def checked_scheduler(make: Callable[[Optimizer], LRScheduler], optimizer: Optimizer) -> LRScheduler:
     """Make the schedule, and check it."""
     if isinstance(make, LRScheduler) or not callable(make):
-        raise _refused(
+        raise UserError(
             f"scheduler ({type(make).__name__}) is not a function; pass one that makes it from the optimizer, as in "
             "scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=1000)"
         )
@@ -192,22 +191,22 @@ def check_scheduler(scheduler: Any) -> None:
     """Refuse a schedule whose rates depend on more than the step, or whose state no commit can hold."""
     kind = type(scheduler).__name__
     if isinstance(scheduler, ReduceLROnPlateau) or (hasattr(scheduler, "step") and _needs_more(scheduler)):
-        raise _refused(
+        raise UserError(
             f"the schedule {kind} follows a metric, and a drain may postpone the evaluation that computes it; use a "
             "schedule of steps, such as those of torch.optim.lr_scheduler or spottrain.schedules"
         )
     if not isinstance(scheduler, LRScheduler):
-        raise _refused(f"scheduler makes a {kind}; let it return one torch.optim.lr_scheduler.LRScheduler")
+        raise UserError(f"scheduler makes a {kind}; let it return one torch.optim.lr_scheduler.LRScheduler")
     _check_state({"scheduler": schedule_state(scheduler)})
 
 
 def check_stateful(stateful: Mapping[str, Stateful]) -> None:
     """Refuse parts of a script or a framework whose state no commit can hold."""
     if STABILITY in stateful:
-        raise _refused(f"stateful: the name {STABILITY} is taken by the job's stability; choose another one")
+        raise UserError(f"stateful: the name {STABILITY} is taken by the job's stability; choose another one")
     for name, part in stateful.items():
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-            raise _refused(
+            raise UserError(
                 f"stateful: {name} ({type(part).__name__}) has no state_dict and load_state_dict, which save and "
                 "restore it; write a small class with both around the values"
             )
@@ -218,24 +217,24 @@ def _check_state(state: dict[str, Any]) -> None:
     try:
         codec.encode(state)
     except UnsupportedState as error:
-        raise _refused(str(error)) from error
+        raise UserError(str(error)) from error
 
 
 def _check_modules(model: nn.Module) -> None:
     for name, tensor in _tensors(model):
         if hasattr(tensor, "ds_id"):
-            raise _refused(
+            raise UserError(
                 f"the parameter {name} was made under deepspeed.zero.Init, which has partitioned it already; build "
                 "the model without it: the strategy deepspeed partitions it at stage 3"
             )
         if tensor.is_meta:
-            raise _refused(
+            raise UserError(
                 f"{name} is on the meta device and has no values; build the model on the CPU, or call "
                 "model.to_empty(device='cpu') and initialise it, before session.prepare"
             )
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise _refused(
+            raise UserError(
                 f"the module {name} is an {type(module).__name__} with sparse=True, whose gradients can't be "
                 "averaged over ranks, clipped or resumed here; make it with sparse=False"
             )
@@ -265,7 +264,3 @@ def _needs_more(part: Any) -> bool:
     except ValueError:  # compiled code has no signature
         return False
     return False
-
-
-def _refused(message: str) -> UserError:
-    return UserError(FailureReason.INVALID_CONFIGURATION, message)

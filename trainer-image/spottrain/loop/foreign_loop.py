@@ -17,7 +17,6 @@ from spottrain.loop.acceptance import checked_total
 from spottrain.loop.step import Step
 from spottrain.loop.training import Training
 from spottrain.world.failures import UserError
-from spottrain_api.contract.reports import FailureReason
 
 
 class ForeignLoop:
@@ -161,9 +160,8 @@ class ForeignLoop:
     def _oldest(self) -> MicroBatch:
         if not self._fetched:
             raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
                 "a loss was computed for data that are not the job's; train with the batches that the adapter gives, "
-                "and weigh the loss of each once",
+                "and weigh the loss of each once"
             )
         return self._fetched.popleft()
 
@@ -176,8 +174,7 @@ class ForeignLoop:
         number = self.training.plan.num_micro_batches
         if self._num_weighed != number:
             raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
                 f"{what} when {self._num_weighed} of the {number} micro-batches of step {self.step + 1} had been "
                 "weighed and gone backward; let every micro-batch do both, and step the optimizer once, after the "
-                "last (the adapter sets the accumulation of gradients)",
+                "last (the adapter sets the accumulation of gradients)"
             )

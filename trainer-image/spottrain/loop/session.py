@@ -49,7 +49,7 @@ from spottrain.world.rank_context import RankContext
 from spottrain.world.stop_agreement import StopAgreement
 from spottrain_api.contract.configuration import TrainerConfig
 from spottrain_api.contract.names import ENV_AUDIT_DIR
-from spottrain_api.contract.reports import FailureReason, OutcomeKind
+from spottrain_api.contract.reports import OutcomeKind
 from spottrain_api.settings.choices import Precision
 
 _PRECISIONS: dict[Precision, torch.dtype] = {
@@ -292,10 +292,9 @@ class Session:
         """Raises UserError if the session has a model in training. A call that has failed may be repeated."""
         if self._training is not None:
             raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
                 "the session was given a second model, and a session trains one: the commits of the second would "
                 "replace those of the first. Put both into one nn.Module with one optimizer (a parameter group for "
-                "each), or train the second in a job of its own",
+                "each), or train the second in a job of its own"
             )
 
     @property

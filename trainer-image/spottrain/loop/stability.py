@@ -139,4 +139,4 @@ class StabilityGuard:
 
 
 def _unstable(message: str) -> UserError:
-    return UserError(FailureReason.TRAINING_UNSTABLE, message)
+    return UserError(message, FailureReason.TRAINING_UNSTABLE)

@@ -26,7 +26,7 @@ from spottrain.recovery.training_state import STABILITY, TrainingState
 from spottrain.world.failures import Drained, UserError, start_error
 from spottrain.world.rank_context import RankContext
 from spottrain.world.stop_agreement import Ballot, Decision
-from spottrain_api.contract.reports import FailureReason, TrainerPhase
+from spottrain_api.contract.reports import TrainerPhase
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Training:
                 loop, `total` is not a whole number, or it or the length of the data set is not the same on all ranks.
         """
         if self._batches is not None:
-            raise UserError(FailureReason.INVALID_CONFIGURATION, SECOND_LOOP)
+            raise UserError(SECOND_LOOP)
         total = checked_total(total)
         self._require_same(total, OTHER_TOTALS)
         self._require_same(self._data.order.num_samples, OTHER_LENGTHS)
@@ -208,7 +208,7 @@ class Training:
     def _require_same(self, number: int, otherwise: str) -> None:
         least, most = self._agreement.least(number), -self._agreement.least(-number)
         if least != most:
-            raise UserError(FailureReason.INVALID_CONFIGURATION, otherwise.format(least, most))
+            raise UserError(otherwise.format(least, most))
 
     def _resume(self, total: int) -> MicroBatches:
         self._state = replace(self._state, total_steps=total)

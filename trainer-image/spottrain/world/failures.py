@@ -69,7 +69,9 @@ LOST_WORKER = (
 class UserError(Exception):
     """A mistake that the user can correct. It is shown as a sentence, without a traceback."""
 
-    def __init__(self, reason: FailureReason, message: str, *, fence: int | None = None) -> None:
+    def __init__(
+        self, message: str, reason: FailureReason = FailureReason.INVALID_CONFIGURATION, *, fence: int | None = None
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.fence = fence
@@ -82,9 +84,9 @@ def as_user_errors() -> Iterator[None]:
         yield
     except ValidationError as error:
         sentences = "; ".join(_refused_setting(each) for each in error.errors(include_url=False))
-        raise UserError(FailureReason.INVALID_CONFIGURATION, sentences) from error
+        raise UserError(sentences) from error
     except ValueError as error:
-        raise UserError(FailureReason.INVALID_CONFIGURATION, str(error)) from error
+        raise UserError(str(error)) from error
 
 
 def _refused_setting(error: ErrorDetails) -> str:
@@ -115,7 +117,7 @@ def start_error(error: CheckpointError, *, resumes: bool) -> UserError:
     reason = _reason(error, FailureReason.START_FAILED)
     if resumes and isinstance(error, StorageUnavailable):
         reason = FailureReason.START_FAILED
-    return UserError(reason, str(error), fence=error.fence if isinstance(error, Fenced) else None)
+    return UserError(str(error), reason, fence=error.fence if isinstance(error, Fenced) else None)
 
 
 def save_failure(error: CheckpointError) -> Failure:

@@ -89,16 +89,15 @@ class Launch:
             return None
         if (self.run_dir / outcome_file(self.local_rank)).exists():
             raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
                 "the script opened a second spottrain.session(), which would resume from the commits of the first; a "
-                "job has one session: do all of its training inside, or make another job",
+                "job has one session: do all of its training inside, or make another job"
             )
         path = self.run_dir / FILE_RUN
         with as_user_errors():
             config = TrainerConfig.read(path)
         if config is None:
             message = f"{ENV_RUN_DIR} is set, but there is no {path}; unset it to run without an operator."
-            raise UserError(FailureReason.INVALID_CONFIGURATION, message)
+            raise UserError(message)
         return config
 
 
@@ -121,14 +120,13 @@ def join_world(launch: Launch) -> Groups:
     """
     backend = "gloo"
     if launch.device.type == "cpu" and (why := _why_gpus_are_not_used()):
-        raise UserError(FailureReason.START_FAILED, why)
+        raise UserError(why, FailureReason.START_FAILED)
     if launch.device.type == "cuda":
         if launch.local_rank >= (num_devices := torch.cuda.device_count()):
             raise UserError(
-                FailureReason.INVALID_CONFIGURATION,
                 f"this node runs {launch.local_world_size} ranks and has {num_devices} visible GPU(s), and each rank "
                 "needs one of its own; run as many ranks on a node as it has GPUs (processesPerNode, or torchrun's "
-                '--nproc-per-node), or set CUDA_VISIBLE_DEVICES="" to train on the CPU',
+                '--nproc-per-node), or set CUDA_VISIBLE_DEVICES="" to train on the CPU'
             )
         torch.cuda.set_device(launch.device)
         backend = "cpu:gloo,cuda:nccl"
