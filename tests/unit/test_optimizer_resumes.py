@@ -317,5 +317,5 @@ def test_step_hooks_of_the_optimizer_do_not_see_how_zero_makes_its_state() -> No
     optimizer = torch.optim.AdamW([flat])
     optimizer.register_step_pre_hook(lambda *_: pytest.fail("a step that is not of the run"))
     layout = mock.Mock(flats=lambda: [flat], fragments=lambda: [], group=lambda flat: 0)
-    ZeroState(nn.Module(), optimizer, layout, {}).tensors()
+    ZeroState(nn.Module(), optimizer, layout, {}).state()
     assert optimizer.state[flat]["step"] == 0

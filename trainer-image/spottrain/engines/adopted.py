@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.ddp import settle_buckets
 from spottrain.engines.engine import MakeOptimizer
-from spottrain.engines.model_state import frozen_names, model_state
-from spottrain.engines.native import load_named_state, named_state
+from spottrain.engines.native import NamedState
 from spottrain_api.contract.configuration import TrainerConfig
 
 
@@ -55,13 +54,11 @@ def _unapplied(config: TrainerConfig) -> Iterator[str]:
         )
 
 
-class AdoptedEngine:
+class AdoptedEngine(NamedState):
     """Implements Engine for the loops of other frameworks.
 
     It handles only the state, because the framework calls backward, clips and updates itself.
     """
-
-    _model: nn.Module
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -131,15 +128,3 @@ class AdoptedEngine:
     def discard(self) -> None:
         """Clear the gradients, so that the framework's update changes nothing."""
         self._optimizer.zero_grad(set_to_none=True)
-
-    def state(self) -> dict[str, Any]:
-        return named_state(self._model, self._optimizer)
-
-    def model_state(self) -> dict[str, Any]:
-        return model_state(self._model)
-
-    def frozen(self) -> set[str]:
-        return frozen_names(self._model)
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        load_named_state(self._model, self._optimizer, state)

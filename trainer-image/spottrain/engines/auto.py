@@ -18,12 +18,12 @@ from spottrain.engines.deepspeed_config import user_settings
 from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.engine import HYBRID, EngineConfig
 from spottrain.engines.model_state import num_bytes, unfit_for_shards
+from spottrain.engines.precision import NAMES
 from spottrain_api.contract.reports import MemoryEstimate, StrategyChoice
 from spottrain_planner.deepspeed_json import BUCKET, LIVE, named_size, named_stage
 from spottrain_planner.memory_estimate import DEEPSPEED, FSDP, Estimate, ModelFacts, Workload
 from spottrain_planner.strategy_choice import Memory, choose_strategy
 
-_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -79,7 +79,7 @@ def choose_automatically(
         model=facts_of(model),
         micro_batch=config.plan.micro_batch,
         world_size=min_world_size,
-        precision=_PRECISIONS[config.precision],
+        precision=NAMES[config.precision],
         sequence_length=tokens_per_sample,
         activation_checkpointing=activation_checkpointing,
         fsdp_ranks=config.local_world_size if config.fsdp.sharding == HYBRID else None,

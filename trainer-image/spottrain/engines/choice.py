@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from spottrain.engines.engine import Engine, EngineConfig
 from spottrain_api.settings.choices import Strategy
 
@@ -21,32 +19,19 @@ def choose_engine(strategy: str, config: EngineConfig) -> Engine:
     Raises:
         ValueError: The strategy is unknown, its settings contradict each other, or its library is missing.
     """
-    engines: Mapping[str, Callable[[EngineConfig], Engine]] = {
-        Strategy.DDP: _ddp,
-        Strategy.FSDP: _fsdp,
-        Strategy.DEEPSPEED: _deepspeed,
-    }
-    if strategy not in engines:
-        raise ValueError(f"strategy {strategy!r} is unknown; use auto, ddp, fsdp or deepspeed")
-    return engines[strategy](config)
+    # Imported when they are needed: parts of torch are slow to import, and DeepSpeed may not be installed.
+    match strategy:
+        case Strategy.DDP:
+            from spottrain.engines.ddp import DdpEngine
 
+            return DdpEngine(config)
+        case Strategy.FSDP:
+            from spottrain.engines.fsdp import FsdpEngine
 
-# Imported when they are needed: parts of torch are slow to import, and DeepSpeed may not be installed.
+            return FsdpEngine(config)
+        case Strategy.DEEPSPEED:
+            from spottrain.engines.deepspeed import DeepSpeedEngine
 
-
-def _ddp(config: EngineConfig) -> Engine:
-    from spottrain.engines.ddp import DdpEngine
-
-    return DdpEngine(config)
-
-
-def _fsdp(config: EngineConfig) -> Engine:
-    from spottrain.engines.fsdp import FsdpEngine
-
-    return FsdpEngine(config)
-
-
-def _deepspeed(config: EngineConfig) -> Engine:
-    from spottrain.engines.deepspeed import DeepSpeedEngine
-
-    return DeepSpeedEngine(config)
+            return DeepSpeedEngine(config)
+        case _:
+            raise ValueError(f"strategy {strategy!r} is unknown; use auto, ddp, fsdp or deepspeed")

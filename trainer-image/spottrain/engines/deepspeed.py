@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.deepspeed_config import merged_config
 from spottrain.engines.deepspeed_limits import unfit_for_zero, unfit_optimizer
-from spottrain.engines.deepspeed_state import EngineState, state_of
+from spottrain.engines.deepspeed_state import ReplicaState, ZeroState, state_of
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.model_state import frozen_names
 from spottrain.engines.native import zeros_for_unused
@@ -43,7 +43,7 @@ class DeepSpeedEngine:
 
     _engine: Any  # deepspeed.DeepSpeedEngine, of a library without types
     _base: Optimizer  # the script's, on which DeepSpeed's works
-    _state: EngineState
+    _state: ReplicaState | ZeroState
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises ValueError for contradictory settings, and if DeepSpeed is missing."""
@@ -165,20 +165,20 @@ class DeepSpeedEngine:
         nn.utils.clip_grad_norm_(self._engine.module.parameters(), self._engine.gradient_clipping())
 
     def state(self) -> dict[str, Any]:
-        state = self._state.tensors()
+        state = self._state.state()
         if self._config.precision is torch.float16:
             scaler = self._engine.optimizer.loss_scaler
             state[LOSS_SCALER] = {name: getattr(scaler, name) for name in _SCALER_STATE if hasattr(scaler, name)}
         return state
 
     def model_state(self) -> dict[str, Any]:
-        return self._state.model()
+        return self._state.model_state()
 
     def frozen(self) -> set[str]:
         return frozen_names(self._engine.module)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._state.load(state)
+        self._state.load_state(state)
         for name, value in state.get(LOSS_SCALER, {}).items():
             setattr(self._engine.optimizer.loss_scaler, name, value)
 

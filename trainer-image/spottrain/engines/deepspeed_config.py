@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from spottrain.engines.engine import EngineConfig
+from spottrain.engines.precision import NAMES
 from spottrain_planner.deepspeed_json import merge, user_json, zero_optimization
 
-_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 # Parts of DeepSpeed whose state checkpoints do not hold, or that would decide what the job decides.
 _REFUSED = {
     "optimizer": "the script makes the optimizer; pass it to session.prepare(optimizer=...)",
@@ -88,7 +88,7 @@ def _with_batch(merged: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
     merged["gradient_accumulation_steps"] = plan.num_micro_batches
     merged["train_batch_size"] = plan.micro_batch * plan.num_micro_batches * plan.world_size
     # At stage 0, parameters stay in fp32, as under DDP, and autocast chooses what to compute in bf16.
-    name = _PRECISIONS[config.precision] if merged["zero_optimization"]["stage"] > 0 else "fp32"
+    name = NAMES[config.precision] if merged["zero_optimization"]["stage"] > 0 else "fp32"
     for section in {"bf16", "fp16"} - {name}:
         merged.pop(section, None)
     if name != "fp32":
@@ -140,7 +140,7 @@ def _check_batch(user: dict[str, Any], config: EngineConfig) -> None:
 
 
 def _check_precision(user: dict[str, Any], config: EngineConfig) -> None:
-    name = _PRECISIONS[config.precision]
+    name = NAMES[config.precision]
     for section in ("bf16", "fp16"):
         enabled = user.get(section, {}).get("enabled", name == section)
         if enabled != (name == section):

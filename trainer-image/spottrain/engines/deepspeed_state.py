@@ -19,9 +19,8 @@ from torch.optim import Optimizer
 from spottrain.engines.deepspeed_parts import FlatPart
 from spottrain.engines.model_state import model_state, put_back
 from spottrain.engines.native import (
+    NamedState,
     count_no_step,
-    load_named_state,
-    named_state,
     refuse_unfit,
     without_step_hooks,
 )
@@ -29,23 +28,7 @@ from spottrain.engines.native import (
 Names = Mapping[nn.Parameter, str]
 
 
-class EngineState(Protocol):
-    """The state of an engine, for checkpoints."""
-
-    def tensors(self) -> dict[str, Any]:
-        """Model and optimizer, with the names of the strategies ddp and fsdp."""
-        ...
-
-    def model(self) -> dict[str, Any]:
-        """The model's part of `tensors()`."""
-        ...
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take over what was loaded into `tensors()`. A collective."""
-        ...
-
-
-def state_of(engine: Any, base: Optimizer, names: Names) -> EngineState:
+def state_of(engine: Any, base: Optimizer, names: Names) -> ReplicaState | ZeroState:
     """The state of a deepspeed.DeepSpeedEngine, whose optimizer works on `base`."""
     optimizer = engine.optimizer
     if optimizer is base:
@@ -54,21 +37,11 @@ def state_of(engine: Any, base: Optimizer, names: Names) -> EngineState:
     return ZeroState(engine.module, base, layout, names)
 
 
-class ReplicaState:
+class ReplicaState(NamedState):
     """Stage 0: plain parameters and a plain optimizer."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._model = model
-        self._optimizer = optimizer
-
-    def tensors(self) -> dict[str, Any]:
-        return named_state(self._model, self._optimizer)
-
-    def model(self) -> dict[str, Any]:
-        return model_state(self._model)
-
-    def load(self, state: dict[str, Any]) -> None:
-        load_named_state(self._model, self._optimizer, state)
+        self._model, self._optimizer = model, optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,15 +219,15 @@ class ZeroState:
         self._names = names
         self._fragments = list(layout.fragments())
 
-    def tensors(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         flats = self._layout.flats()
         self._make_optimizer_state(flats)
         optimizer: dict[str, Any] = {}
         for fragment in self._fragments:
             optimizer |= self._optimizer_state(fragment, flats[fragment.flat])
-        return {"model": self.model(), "optimizer": optimizer}
+        return {"model": self.model_state(), "optimizer": optimizer}
 
-    def model(self) -> dict[str, Any]:
+    def model_state(self) -> dict[str, Any]:
         flats = self._layout.flats()
         weights = {self._names[f.parameter]: f.of(flats[f.flat]) for f in self._fragments}
         frozen = {
@@ -262,7 +235,7 @@ class ZeroState:
         }
         return weights | frozen | self._buffers()
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         """Take over values that are not tensors, and refresh the parameters.
 
         Tensors were loaded in place. Values that the commit lacks stay, such as the options that a new schedule adds.

@@ -140,11 +140,27 @@ def zeros_for_unused(model: nn.Module) -> None:
             parameter.grad = torch.zeros_like(parameter)
 
 
-class NativeEngine(ABC):
-    """Implements Engine, except for how the model is spread."""
+class NamedState:
+    """Implements what `Engine` says of states, for a model with plain or sharded parameters and its optimizer."""
 
     _model: nn.Module
     _optimizer: Optimizer
+
+    def state(self) -> dict[str, Any]:
+        return named_state(self._model, self._optimizer)
+
+    def model_state(self) -> dict[str, Any]:
+        return model_state(self._model)
+
+    def frozen(self) -> set[str]:
+        return frozen_names(self._model)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        load_named_state(self._model, self._optimizer, state)
+
+
+class NativeEngine(NamedState, ABC):
+    """Implements Engine, except for how the model is spread."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises ValueError for a precision that needs a loss scaler."""
@@ -193,15 +209,3 @@ class NativeEngine(ABC):
     def _clear_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
         self._model.zero_grad(set_to_none=True)  # clipping and checks include parameters that the optimizer lacks
-
-    def state(self) -> dict[str, Any]:
-        return named_state(self._model, self._optimizer)
-
-    def model_state(self) -> dict[str, Any]:
-        return model_state(self._model)
-
-    def frozen(self) -> set[str]:
-        return frozen_names(self._model)
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        load_named_state(self._model, self._optimizer, state)

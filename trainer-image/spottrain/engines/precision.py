@@ -8,6 +8,11 @@ import torch
 from torch import nn
 from torch.distributed.utils import _apply_to_tensors
 
+from spottrain_api.settings.choices import Precision
+
+DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+NAMES = {dtype: precision.value for precision, dtype in DTYPES.items()}
+
 
 def weights_in_fp32(model: nn.Module) -> None:
     """Convert the trained parameters of `model` to fp32. A lower precision applies only to the computation."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
@@ -23,6 +22,7 @@ from spottrain.engines.auto import applied
 from spottrain.engines.blocks import find_blocks, prepare_blocks
 from spottrain.engines.choice import choose_engine
 from spottrain.engines.engine import Engine, EngineConfig, MakeOptimizer
+from spottrain.engines.precision import DTYPES
 from spottrain.loop.acceptance import (
     check_adopted_model,
     check_model,
@@ -50,13 +50,6 @@ from spottrain.world.stop_agreement import StopAgreement
 from spottrain_api.contract.configuration import TrainerConfig
 from spottrain_api.contract.names import ENV_AUDIT_DIR
 from spottrain_api.contract.reports import OutcomeKind
-from spottrain_api.settings.choices import Precision
-
-_PRECISIONS: dict[Precision, torch.dtype] = {
-    Precision.FP32: torch.float32,
-    Precision.BF16: torch.bfloat16,
-    Precision.FP16: torch.float16,
-}
 
 
 class Session:
@@ -177,7 +170,7 @@ class Session:
                 device=self.device,
                 plan=self.batch_plan,
                 local_world_size=self.local_world_size,
-                precision=_PRECISIONS[self.config.precision],
+                precision=DTYPES[self.config.precision],
                 clip_grad_norm=clip_grad_norm,
                 wrap=wrap,
                 fsdp=self.config.fsdp,
