@@ -127,7 +127,7 @@ class Run:
         run_dir = self.run_dir(rank)
         run_dir.mkdir(parents=True)
         replicas = self.replicas(rank)
-        told = {
+        settings = {
             "job": "test",
             "generation": self.generation,
             "attemptId": f"attempt{self.generation}",
@@ -145,7 +145,7 @@ class Run:
             "replicas": replicas.model_dump(mode="json") if replicas is not None else None,
             **self.spec,
         }
-        (run_dir / "run.json").write_text(json.dumps(told))
+        (run_dir / "run.json").write_text(json.dumps(settings))
         return {
             "environment": {
                 **environment,

@@ -21,7 +21,7 @@ TOTAL_STEPS = 100_000
 class Ranks:
     """What an agent runs: its share of one generation."""
 
-    told: Assignment
+    assigned: Assignment
     number: int
     phase: AgentPhase = AgentPhase.STARTING
     started: bool = False
@@ -29,7 +29,7 @@ class Ranks:
 
 @dataclass
 class TrainingWorld(World):
-    """A world whose agents do what they are told, and whose ranks share one training.
+    """A world whose agents follow their assignments, and whose ranks share one training.
 
     Args:
         step: Newest step of the generation that runs.
@@ -55,9 +55,9 @@ class TrainingWorld(World):
 
     async def _agent(self, pod: Manifest) -> None:
         uid = _uid(pod)
-        told = await self.board.next(uid, after=None, timeout_seconds=0)
-        if told is not None:
-            self._obey(uid, told)
+        assigned = await self.board.next(uid, after=None, timeout_seconds=0)
+        if assigned is not None:
+            self._obey(uid, assigned)
         ranks = self.ranks.get(uid)
         report = AgentReport(
             pod=pod["metadata"]["name"],
@@ -73,16 +73,16 @@ class TrainingWorld(World):
         )
         self.reports.put(PodIdentity(namespace=KEY.namespace, pod=pod["metadata"]["name"], uid=uid), report)
 
-    def _obey(self, uid: str, told: Assignment) -> None:
+    def _obey(self, uid: str, assigned: Assignment) -> None:
         ranks = self.ranks.get(uid)
-        number = told.generation.number if told.generation is not None else 0
-        if told.action is AssignmentAction.RUN and (ranks is None or ranks.number < number):
-            self.ranks[uid] = Ranks(told=told, number=number)
-        elif ranks is not None and ranks.phase in BUSY and told.action is AssignmentAction.DRAIN:
+        number = assigned.generation.number if assigned.generation is not None else 0
+        if assigned.action is AssignmentAction.RUN and (ranks is None or ranks.number < number):
+            self.ranks[uid] = Ranks(assigned=assigned, number=number)
+        elif ranks is not None and ranks.phase in BUSY and assigned.action is AssignmentAction.DRAIN:
             if ranks.started:
                 self._commit(ranks.number)
             ranks.phase = AgentPhase.DRAINED
-        elif ranks is not None and ranks.phase in BUSY and told.action is AssignmentAction.STOP:
+        elif ranks is not None and ranks.phase in BUSY and assigned.action is AssignmentAction.STOP:
             ranks.phase = AgentPhase.STOPPED
 
     def _train(self) -> None:
@@ -92,8 +92,8 @@ class TrainingWorld(World):
         """
         newest = max((each.number for each in self.ranks.values()), default=0)
         members = [each for each in self.ranks.values() if each.number == newest and each.phase in BUSY]
-        told = members[0].told.generation if members else None
-        if told is None or len(members) < told.num_nodes:
+        assigned = members[0].assigned.generation if members else None
+        if assigned is None or len(members) < assigned.num_nodes:
             return
         if any(each.phase is AgentPhase.STARTING for each in members):
             self.step = self.start_step = self.head.step if self.head is not None else 0

@@ -395,7 +395,7 @@ def test_a_folder_refuses_keys_outside_of_it(tmp_path: Path, key: str) -> None:
         FileStorage(tmp_path).put(key, b"")
 
 
-def test_a_folder_that_is_gone_is_told_from_an_empty_one(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_differs_from_an_empty_one(tmp_path: Path) -> None:
     storage = open_storage(f"file://{tmp_path}/store")
     assert list(storage.list("a/")) == []
     (tmp_path / "store").rename(tmp_path / "gone")

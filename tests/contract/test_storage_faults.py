@@ -133,7 +133,7 @@ def test_a_store_that_hangs_for_good_becomes_a_sentence(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("bucket", ["s3"], indirect=True)
 @pytest.mark.parametrize("jump", [timedelta(minutes=20), timedelta(hours=-5)], ids=["forward", "back"])
-def test_a_clock_by_which_s3_takes_no_signature_is_told(
+def test_a_clock_by_which_s3_takes_no_signature_is_reported(
     store: Store, jump: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage, _ = store

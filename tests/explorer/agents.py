@@ -65,12 +65,12 @@ def moves(world: World) -> Moves:
 
 def _hear(world: World, pod: Pod, agent: Agent) -> Moves:
     node = world.node(pod.node)
-    if node is not None and node.deadline is not None and agent.heard != (node.deadline, node.cancelled):
+    if node is not None and node.deadline is not None and agent.noticed != (node.deadline, node.cancelled):
         notice = notice_of(node.name, node.deadline, node.announced, node.cancelled)
         label = "hears that the notice is cancelled" if node.cancelled else "hears the notice"
-        heard = world.with_pod(pod._replace(agent=agent._replace(heard=(node.deadline, node.cancelled))))
+        noticed = world.with_pod(pod._replace(agent=agent._replace(noticed=(node.deadline, node.cancelled))))
         event = agent_state.NoticesChanged(notices=(notice,), now=at(world.time))
-        yield f"agent {pod.name} {label}", dispatch(heard, pod.sequence, event)
+        yield f"agent {pod.name} {label}", dispatch(noticed, pod.sequence, event)
     if pod.deleted_by is not None and not agent.terminated:
         terminated = world.with_pod(pod._replace(agent=agent._replace(terminated=True)))
         event_of_end = agent_state.SigtermReceived(notice=_sigterm(pod.node or "", pod.deleted_by, world.time))
@@ -135,14 +135,14 @@ def _outcome(rank: RankAt, generation: int) -> Outcome | None:
     kind = {"drained": OutcomeKind.DRAINED, "succeeded": OutcomeKind.SUCCEEDED}.get(rank.outcome, OutcomeKind.FAILED)
     failure = None
     if kind is OutcomeKind.FAILED:
-        # Being fenced is told as the loss of the peers, which went on without this rank.
+        # Being fenced is reported as the loss of the peers, which went on without this rank.
         reason = FailureReason.LOST_PEER if rank.outcome in ("lost", "fenced") else FailureReason.SCRIPT_ERROR
         failure = Failure(reason=reason, message=rank.outcome)
-    commit = rank.told.commit
+    commit = rank.reported.commit
     return Outcome(
         generation=generation,
         kind=kind,
-        step=rank.told.step,
+        step=rank.reported.step,
         commit=commit_ref(commit) if commit is not None else None,
         failure=failure,
     )
@@ -257,22 +257,22 @@ def _talk(world: World, pod: Pod, agent: Agent) -> Moves:
         if world.time > agent.held[1]:
             yield late_answer(world, pod, agent, agent.held[0])
     elif operator.published:
-        told = assignment(world.job, pod.sequence)
-        if told.key != agent.assignment:
-            yield f"agent {pod.name} is told: {named(told)}", received(world, pod, told)
+        assigned = assignment(world.job, pod.sequence)
+        if assigned.key != agent.assignment:
+            yield f"agent {pod.name} is assigned: {named(assigned)}", received(world, pod, assigned)
     report = report_of(world, pod, agent)
     known = next((each for sequence, each, _ in operator.reports if sequence == pod.sequence), None)
     if known is None or (report.value[0].news != known.value[0].news):
         yield f"agent {pod.name} reports: {said(report)}", delivered(world, pod.sequence, report)
 
 
-def late_answer(world: World, pod: Pod, agent: Agent, told: Keyed) -> tuple[str, World]:
+def late_answer(world: World, pod: Pod, agent: Agent, assigned: Keyed) -> tuple[str, World]:
     after = world.with_pod(pod._replace(agent=agent._replace(held=None)))
-    return f"agent {pod.name} receives a late answer: {named(told)}", received(after, pod, told)
+    return f"agent {pod.name} receives a late answer: {named(assigned)}", received(after, pod, assigned)
 
 
-def named(told: Keyed) -> str:
-    action, generation, *_ = told.key
+def named(assigned: Keyed) -> str:
+    action, generation, *_ = assigned.key
     return f"{action} generation {generation[0]}" if generation else str(action)
 
 
@@ -282,12 +282,12 @@ def said(report: Keyed) -> str:
     return f"{value.phase} in generation {value.generation}{step}"
 
 
-def received(world: World, pod: Pod, told: Keyed) -> World:
+def received(world: World, pod: Pod, assigned: Keyed) -> World:
     """An agent receives an assignment, new or repeated."""
     pod = world.pod(pod.sequence) or pod
     assert pod.agent is not None
-    world = world.with_pod(pod._replace(agent=pod.agent._replace(assignment=told.key)))
-    return dispatch(world, pod.sequence, agent_state.AssignmentReceived(assignment=told.value))
+    world = world.with_pod(pod._replace(agent=pod.agent._replace(assignment=assigned.key)))
+    return dispatch(world, pod.sequence, agent_state.AssignmentReceived(assignment=assigned.value))
 
 
 def delivered(world: World, sequence: int, report: Keyed, since: int | None = None) -> World:
@@ -307,14 +307,16 @@ def report_of(world: World, pod: Pod, agent: Agent) -> Keyed:
     run = world.run(agent.real.generation)
     rank = next((r for r in run.ranks if r.sequence == pod.sequence), None) if run is not None else None
     times = (run.first_step, run.last_step) if run is not None else (None, None)
-    told = (rank.told, rank.drain_seen, rank.launched) if rank is not None else None
-    return _report(pod.sequence, agent.state, times, told, run.joined if run is not None else False)
+    reported = (rank.reported, rank.drain_seen, rank.launched) if rank is not None else None
+    return _report(pod.sequence, agent.state, times, reported, run.joined if run is not None else False)
 
 
 @lru_cache(maxsize=100_000)
-def _report(sequence: int, state: Keyed, times: Any, told: Any, joined: bool) -> Keyed:
+def _report(sequence: int, state: Keyed, times: Any, reported: Any, joined: bool) -> Keyed:
     real: AgentState = state.value
-    progress = _progress(real.generation, times, told) if told is not None and told[2] and joined else None
+    progress = (
+        _progress(real.generation, times, reported) if reported is not None and reported[2] and joined else None
+    )
     commit = real.commit or (progress.commit if progress is not None else None)
     report = AgentReport(
         pod=f"job-{sequence}",
@@ -330,11 +332,11 @@ def _report(sequence: int, state: Keyed, times: Any, told: Any, joined: bool) ->
         sent_at=at(0),
     )
     since = (times[1] or 0) if real.is_active else None
-    return Keyed((sequence, state.key, times, told, joined), (report, since))
+    return Keyed((sequence, state.key, times, reported, joined), (report, since))
 
 
-def _progress(generation: int, times: Any, told: Any) -> Progress:
-    shown, seen, _ = told
+def _progress(generation: int, times: Any, reported: Any) -> Progress:
+    shown, seen, _ = reported
     first, last = times
     return Progress(
         generation=generation,

@@ -188,9 +188,9 @@ def _faults_of_messages(world: World) -> Moves:
         held = world.spend(late=1)._replace(late_report=(pod.sequence, report, world.time))
         yield f"a report of {pod.name} is on its way for long: {agents.said(report)}", held
         if world.operator.published and agent.held is None:
-            told = operating.assignment(world.job, pod.sequence)
-            answered = pod._replace(agent=agent._replace(held=(told, world.time)))
-            yield f"an answer to {pod.name} is late: {agents.named(told)}", world.spend(late=1).with_pod(answered)
+            assigned = operating.assignment(world.job, pod.sequence)
+            answered = pod._replace(agent=agent._replace(held=(assigned, world.time)))
+            yield f"an answer to {pod.name} is late: {agents.named(assigned)}", world.spend(late=1).with_pod(answered)
 
 
 def _faults_of_the_store(world: World) -> Moves:

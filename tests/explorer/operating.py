@@ -268,10 +268,10 @@ def decide(world: World) -> Decision:
 def assignment(job: Keyed, sequence: int) -> Keyed:
     """What the control API answers the agent of a pod."""
     value: Assignment = assignment_for(replace(JOB, status=job.value), f"u{sequence}")
-    told, drain = value.generation, value.drain
+    assigned, drain = value.generation, value.drain
     key = (
         value.action.value,
-        told and (told.number, told.node_rank, told.num_nodes),
+        assigned and (assigned.number, assigned.node_rank, assigned.num_nodes),
         drain and (drain.deadline, drain.is_preemption),
         value.show_stacks,
     )

@@ -29,7 +29,7 @@ INTERVAL = "2steps"
 SAVE_SECONDS = 0.5
 
 
-class Told(NamedTuple):
+class Reported(NamedTuple):
     """What the rank has reported to its agent."""
 
     phase: TrainerPhase = TrainerPhase.STARTING
@@ -44,16 +44,16 @@ class _Reporter:
     """Stands for ProgressReporter, without its files and times."""
 
     def __init__(self) -> None:
-        self.told = Told()
+        self.reported = Reported()
         self.progress = SimpleNamespace(
             commit=None, step_seconds=None, stalled_seconds=0.0, checkpoint_interval=None, loss=None
         )
 
     def update(self, **changes: Any) -> None:
-        known = {name: value for name, value in changes.items() if name in Told._fields}
+        known = {name: value for name, value in changes.items() if name in Reported._fields}
         if "checkpoint_failure" in changes:
             known["save_fails"] = changes["checkpoint_failure"] is not None
-        self.told = self.told._replace(**known)
+        self.reported = self.reported._replace(**known)
 
     note = update
 
@@ -223,7 +223,7 @@ class _State:
 
 
 @lru_cache(maxsize=200_000)
-def stand_of_rank(number: int, start: Committed | None, log: tuple[Any, ...]) -> tuple[Position, Told]:
+def stand_of_rank(number: int, start: Committed | None, log: tuple[Any, ...]) -> tuple[Position, Reported]:
     """Return the position of rank `number`, and what it has reported.
 
     Its generation resumes from `start`.
@@ -240,7 +240,7 @@ def stand_of_rank(number: int, start: Committed | None, log: tuple[Any, ...]) ->
             return "drained"
         return "succeeded"
 
-    return run(program, log), reporter.told
+    return run(program, log), reporter.reported
 
 
 def _training(number: int, start: Committed | None, script: Script, reporter: _Reporter) -> Training:

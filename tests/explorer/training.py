@@ -62,7 +62,11 @@ def _is_complete(run: Run) -> bool:
 
 def _what_is_due(run: Run) -> str:
     at = run.ranks[0].at
-    return f"step {run.ranks[0].told.step + 1}" if at is not None and at.request == ("step",) else "the pause is over"
+    return (
+        f"step {run.ranks[0].reported.step + 1}"
+        if at is not None and at.request == ("step",)
+        else "the pause is over"
+    )
 
 
 def peer_errors(world: World) -> Moves:
@@ -258,7 +262,7 @@ def _clean_up(world: World, run: Run, task: Task) -> World:
 def _end_wait(world: World, run: Run) -> World:
     """A step, or the pause before a retry, is over."""
     if run.ranks[0].at is not None and run.ranks[0].at.request == ("step",):
-        step = run.ranks[0].told.step + 1
+        step = run.ranks[0].reported.step + 1
         if world.trained[0] > run.generation:
             world = world._replace(problem=f"generation {run.generation} trains beside a newer one")
         world = world._replace(trained=(run.generation, max(step, world.trained[1])))
@@ -299,11 +303,11 @@ def _settle(world: World, run: Run, number: int, rank: RankAt) -> RankAt:
         return rank
     log, seen = rank.log, rank.drain_seen
     while True:
-        at, told = stand_of_rank(number, run.start, log)
+        at, reported = stand_of_rank(number, run.start, log)
         if at.request is None:
-            return rank._replace(log=log, at=at, told=told, drain_seen=seen, outcome=_outcome(at))
+            return rank._replace(log=log, at=at, reported=reported, drain_seen=seen, outcome=_outcome(at))
         if at.request[0] in _TOGETHER:
-            return rank._replace(log=log, at=at, told=told, drain_seen=seen)
+            return rank._replace(log=log, at=at, reported=reported, drain_seen=seen)
         answer = _alone(world, run, number, rank, at.request)
         if at.request == ("flag",) and answer and seen is None:
             seen = world.time

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from explorer.ranks import Told
+from explorer.ranks import Reported
 from explorer.replay import Position
 from explorer.store import Committed, Objects, Task
 from spottrain_agent.agent_state import AgentState
@@ -62,14 +62,14 @@ class Node(NamedTuple):
 class Agent(NamedTuple):
     """An agent: the real state, and what of its surroundings is under way.
 
-    - heard: the deadline and cancellation of the notice that its watcher gave it.
+    - noticed: the deadline and cancellation of the notice that its watcher gave it.
     - assignment: the key of the newest one that it has received.
     - held: an assignment that is on its way, late, and since when.
     - killing: its ranks get SIGKILL.
     """
 
     state: Keyed
-    heard: tuple[int, bool] | None = None
+    noticed: tuple[int, bool] | None = None
     terminated: bool = False
     assignment: tuple[Any, ...] | None = None
     held: tuple[Keyed, int] | None = None
@@ -112,7 +112,7 @@ class RankAt(NamedTuple):
     alive: bool = False
     log: tuple[Any, ...] = ()
     at: Position | None = None
-    told: Told = Told()
+    reported: Reported = Reported()
     drain: int | None = None
     drain_seen: int | None = None
     outcome: str | None = None

@@ -216,7 +216,7 @@ def one_rank_is_cut_off(me: Rank) -> None:
 
 
 def one_rank_fails(me: Rank) -> None:
-    """All ranks hear of the failure at once, and the next save is fine."""
+    """All ranks learn of the failure at once, and the next save is fine."""
     me.checkpointer.latest()
     healthy = me.storage
     if me.rank == 1:

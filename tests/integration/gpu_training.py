@@ -54,7 +54,7 @@ class Generation:
     device: str
     backends: str
     losses: dict[int, float] = field(default_factory=dict)  # by step, the mean of rank 0's samples
-    told: dict[int, float] = field(default_factory=dict)  # what training.loss was then, of a step or two back
+    shown: dict[int, float] = field(default_factory=dict)  # what training.loss was then, of a step or two back
     random_state: bytes = b""  # of the device, at the end
     writer_lives: bool = False
 
@@ -223,7 +223,7 @@ def _train(case: Case, run_dir: Path, drain_at: int | None, found: Generation) -
                 request.write(run_dir / "drain.json")
             step.update()
             found.losses[step.number] = float(total) / session.batch_plan.num_micro_batches
-            found.told[step.number] = training.loss
+            found.shown[step.number] = training.loss
             writer = started_writer()
             # After a write that failed the rank would have ended it, and gone on by itself.
             found.writer_lives = writer is not None and is_alive(writer.pid)

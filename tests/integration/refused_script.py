@@ -145,7 +145,7 @@ def adopt(session: spottrain.Session, given: Given) -> Any:
     return session.adopt(model, optimizer, **given)
 
 
-def told(
+def refusal(
     train: Callable[[spottrain.Session, Given], Any], session: spottrain.Session, given: Callable[[], Given] = dict
 ) -> str:
     try:
@@ -169,16 +169,16 @@ with spottrain.session(global_batch=4, micro_batch=2) as session:
     for strategy in RANK_SETTINGS["strategies"]:
         use(session, strategy)
         for name, given in PREPARED.items():
-            found[f"{name}, {strategy}"] = told(prepare, session, given)
+            found[f"{name}, {strategy}"] = refusal(prepare, session, given)
     use(session, "auto")
     for name, given in ADOPTED.items():
-        found[f"{name}, adopted"] = told(adopt, session, given)
+        found[f"{name}, adopted"] = refusal(adopt, session, given)
     of_rank: Given = {"dataset": SAMPLES[session.rank :]}
-    found["after all"] = told(
+    found["after all"] = refusal(
         lambda session, given: trainings.append(prepare(session, given)), session, lambda: of_rank
     )
-    found["other totals"] = told(lambda session, _: next(trainings[0].steps(4 + session.rank)), session)
-    found["other lengths"] = told(lambda session, _: next(trainings[0].steps(4)), session)
-    found["a second"] = told(prepare, session)
-    found["a second, adopted"] = told(adopt, session)
+    found["other totals"] = refusal(lambda session, _: next(trainings[0].steps(4 + session.rank)), session)
+    found["other lengths"] = refusal(lambda session, _: next(trainings[0].steps(4)), session)
+    found["a second"] = refusal(prepare, session)
+    found["a second, adopted"] = refusal(adopt, session)
 Path(f"{RANK_SETTINGS['result']}-{session.rank}").write_text(json.dumps(found))

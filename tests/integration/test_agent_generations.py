@@ -284,7 +284,7 @@ async def test_a_notice_drains_while_the_operator_is_down(pods: Pods, operator: 
     assert operator.reports["a"].notices == (notice,)
 
 
-async def test_a_recommendation_tells_the_ranks_of_a_risk_and_drains_nobody(
+async def test_a_recommendation_reports_a_risk_to_the_ranks_and_drains_nobody(
     pods: Pods, operator: FakeOperator, tmp_path: Path
 ) -> None:
     port = operator.url.rpartition(":")[2]
@@ -326,7 +326,7 @@ async def test_sigterm_drains_by_the_shorter_grace_reports_and_leaves(
     [notice] = operator.reports["a"].notices
     assert (notice.source, (notice.deadline - notice.observed_at).total_seconds()) == ("sigterm", grace)
     assert await asyncio.to_thread(pods.processes["a"].wait, 20) == 0
-    assert (pods.folder / "saved-0").read_text() == f"{grace}", "a script without the library is told, too"
+    assert (pods.folder / "saved-0").read_text() == f"{grace}", "a script without the library learns it, too"
 
 
 async def test_what_is_known_of_the_nodes_shutdown_outlives_the_node_object(

@@ -21,13 +21,13 @@ from spottrain_api.contract.replicas import HeldShards
 
 
 def with_replicas(assignments: dict[str, Assignment], token: str) -> dict[str, Assignment]:
-    told = {}
+    opened_for = {}
     for name, assignment in assignments.items():
         generation = assignment.generation
         assert generation is not None
         opened = generation.model_copy(update={"replica_token": token})
-        told[name] = assignment.model_copy(update={"generation": opened})
-    return told
+        opened_for[name] = assignment.model_copy(update={"generation": opened})
+    return opened_for
 
 
 def replica_process(agent: int) -> int:

@@ -130,7 +130,9 @@ def test_what_the_device_has_still_to_compute_is_staged_as_it_will_be() -> None:
     assert (found == 1).all()
 
 
-def test_memory_that_cannot_be_pinned_is_told_and_leaves_the_device_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_that_cannot_be_pinned_is_reported_and_leaves_the_device_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     memory = torch.zeros(1 << 20, dtype=torch.uint8)
     _pin(memory)
     with caplog.at_level(logging.WARNING):
@@ -141,7 +143,7 @@ def test_memory_that_cannot_be_pinned_is_told_and_leaves_the_device_alone(caplog
 
 
 def test_buffers_that_are_replaced_are_registered_no_longer() -> None:
-    """Else a later one at the same address could not be."""
+    """Otherwise, a later one at the same address could not be."""
     for _ in range(20):
         for size in (1 << 20, 3 << 20):
             memory = SharedMemory.of(size)

@@ -80,11 +80,11 @@ def test_a_resume_on_a_gpu_changes_no_bit(case: Case, results: dict[str, Any]) -
     assert drained.losses | resumed.losses == steady.losses
     assert len(set(steady.losses.values())) == STEPS
     assert resumed.random_state == steady.random_state
-    # From a GPU a loss is copied in the background, so that it is told one step later.
-    told = {step: loss for step, loss in steady.told.items() if not math.isnan(loss)}
-    assert told.keys() == {4, 5, 6}
+    # From a GPU a loss is copied in the background, so that it is shown one step later.
+    shown = {step: loss for step, loss in steady.shown.items() if not math.isnan(loss)}
+    assert shown.keys() == {4, 5, 6}
     if case.world_size == 1:
-        assert told == pytest.approx({step: steady.losses[step - 3] for step in told}, rel=1e-5)
+        assert shown == pytest.approx({step: steady.losses[step - 3] for step in shown}, rel=1e-5)
     (wanted_step, wanted), (found_step, found) = result["wanted"], result["found"]
     assert wanted_step == found_step == STEPS
     assert wanted.keys() == found.keys()

@@ -80,7 +80,7 @@ def test_a_member_lost_without_notice_costs_two_steps_at_most(
     """
     run = Run(tmp_path / "run", fork, strategy=strategy, dropout=0.2, interval="1000steps", step_seconds=0.04)
 
-    def told(world_size: int, resume: ReplicatedStep | None = None) -> None:
+    def configure(world_size: int, resume: ReplicatedStep | None = None) -> None:
         run.replicas = lambda rank: ReplicaSettings(
             token=TOKEN,
             own=members[rank].address,
@@ -89,7 +89,7 @@ def test_a_member_lost_without_notice_costs_two_steps_at_most(
             resume=resume,
         )
 
-    told(3)
+    configure(3)
     run.generate(3, {1: {9: "vanish"}})
     head = run.head()
     assert head is None or not head.commits
@@ -98,7 +98,7 @@ def test_a_member_lost_without_notice_costs_two_steps_at_most(
     members[1].stop()
     members[1] = Member()
 
-    told(world_after, found)
+    configure(world_after, found)
     run.generate(world_after)
 
     assert_succeeded(run)

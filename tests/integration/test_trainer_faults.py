@@ -239,7 +239,7 @@ def test_a_damaged_commit_is_passed_over_for_the_one_before(tmp_path: Path, fork
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
 
-    # All that the operator has heard of is the damaged one.
+    # All that the operator knows is the damaged one.
     run.resume = CommitRef(
         generation=newest.generation,
         step=newest.step,
@@ -259,7 +259,7 @@ def test_a_damaged_commit_is_passed_over_for_the_one_before(tmp_path: Path, fork
 
 def test_a_save_that_cannot_end_before_the_deadline_is_not_begun(tmp_path: Path, fork: Any) -> None:
     run = Run(tmp_path, fork, interval="4steps", upload_seconds={4: 1.0, 8: 60.0})
-    # Only rank 1 hears of the notice, while the save of step 8 is under way, and only rank 0 knows what one takes.
+    # Only rank 1 receives the notice, while the save of step 8 is under way, and only rank 0 knows what one takes.
     run.generate(2, {0: {6: "await"}, 1: {11: "notice 0.1"}})
 
     assert [outcome and outcome.kind for outcome in run.outcomes] == [OutcomeKind.DRAINED] * 2

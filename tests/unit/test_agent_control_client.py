@@ -77,23 +77,23 @@ def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
-async def test_an_outage_is_told_once_then_ever_less_often(
+async def test_an_outage_is_reported_once_then_ever_less_often(
     operator: Operator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told_at = []
+    logged_at = []
     for second in range(0, 600, 5):
         operator.clock = second
         before = len(caplog.records)
         assert not await operator.client.send_report(REPORT)
-        told_at += [second] * (len(caplog.records) - before)
-    assert told_at == [0, 60, 180, 420]
+        logged_at += [second] * (len(caplog.records) - before)
+    assert logged_at == [0, 60, 180, 420]
     level, message = said(caplog)[1]
     assert level == "WARNING"
     assert message.startswith(f"The operator at {operator.url} has not answered for 60 s: 503")
     assert "Check that the operator's pod is ready" in message
 
 
-async def test_its_end_is_told_and_the_next_one_begins_anew(
+async def test_its_end_is_reported_and_the_next_one_begins_anew(
     operator: Operator, caplog: pytest.LogCaptureFixture
 ) -> None:
     for second, status in ((0, 200), (1, 503), (2, 503), (7, 200), (8, 200), (9, 503)):
@@ -104,14 +104,14 @@ async def test_its_end_is_told_and_the_next_one_begins_anew(
 
 
 async def test_polls_are_watched_too(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:
-    heard: asyncio.Queue[Assignment] = asyncio.Queue()
+    received: asyncio.Queue[Assignment] = asyncio.Queue()
     async with asyncio.timeout(20):
-        following = asyncio.create_task(operator.client.follow_assignments(heard.put_nowait))
+        following = asyncio.create_task(operator.client.follow_assignments(received.put_nowait))
         for _ in range(2):
             await operator.polls.get()
         operator.status = 200
         operator.has_news.set()
-        await heard.get()
+        await received.get()
         following.cancel()
     assert [level for level, _ in said(caplog)] == ["WARNING", "INFO"]
 
@@ -170,13 +170,13 @@ def test_it_is_over_when_nothing_fails_any_more(caplog: pytest.LogCaptureFixture
 def test_the_intervals_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     outage = Outage("http://operator:8080", clock=lambda: now)
-    told_at = []
+    logged_at = []
     for hour in range(48):
         now = hour * MAX_LOG_AGAIN_SECONDS
         before = len(caplog.records)
         outage.failed(PATH_REPORT, TimeoutError())
-        told_at += [hour] * (len(caplog.records) - before)
-    assert told_at == list(range(48))
+        logged_at += [hour] * (len(caplog.records) - before)
+    assert logged_at == list(range(48))
 
 
 async def test_an_operator_that_refuses_does_not_seem_to_restart(operator: Operator, tmp_path: Path) -> None:

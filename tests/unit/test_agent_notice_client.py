@@ -1,4 +1,4 @@
-"""An agent knows whether it can hear the notices of its node.
+"""An agent knows whether the notices reach it of its node.
 
 The watcher answers, is blind, or is missing.
 """
@@ -33,7 +33,7 @@ class Watcher:
 
     notices: NoticeList | None = None
     clock: float = 0.0
-    heard: asyncio.Queue[NoticeList] = field(default_factory=asyncio.Queue)
+    received: asyncio.Queue[NoticeList] = field(default_factory=asyncio.Queue)
     refused: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     client: NoticeClient = field(init=False)
     body: str | None = None
@@ -50,7 +50,7 @@ class Watcher:
     async def says(self, revision: str, trouble: str | None = None, *, starting: bool = False) -> NodeWatch:
         self.notices = NoticeList(revision=revision, trouble=trouble, starting=starting)
         async with asyncio.timeout(10):
-            while (await self.heard.get()).revision != revision:
+            while (await self.received.get()).revision != revision:
                 pass
         return self.client.watch
 
@@ -70,7 +70,7 @@ async def watcher() -> AsyncIterator[Watcher]:
         url = str(server.make_url("")).rstrip("/")
         fake.client = NoticeClient(session, url, clock=lambda: fake.clock)
         fake.client.expect(watcher_mark("proof"))
-        following = asyncio.create_task(fake.client.follow(fake.heard.put_nowait))
+        following = asyncio.create_task(fake.client.follow(fake.received.put_nowait))
         yield fake
         following.cancel()
 
@@ -82,10 +82,10 @@ async def test_notices_are_believed_from_the_watcher_that_has_marked_the_node_al
     for impostor in (false, false.model_copy(update={"proof": None})):
         watcher.notices = impostor
         await watcher.is_doubted("can't prove that it is the watcher that has marked the node")
-    assert watcher.heard.empty()
+    assert watcher.received.empty()
     watcher.notices = true = false.model_copy(update={"proof": "proof"})
     async with asyncio.timeout(10):
-        assert await watcher.heard.get() == true
+        assert await watcher.received.get() == true
     assert watcher.client.watch.state is WatchState.WATCHED
 
 
@@ -94,7 +94,7 @@ async def test_nobody_is_believed_on_a_node_that_no_watcher_has_marked(watcher: 
     watcher.client.expect("")
     watcher.notices = NoticeList(revision="1", notices=(NOTICE,), proof="")
     await watcher.is_doubted("no watcher has marked the node")
-    assert watcher.heard.empty()
+    assert watcher.received.empty()
 
 
 async def test_a_watcher_with_nothing_new_to_say_is_believed_again(watcher: Watcher) -> None:
@@ -110,20 +110,20 @@ async def test_a_watcher_with_nothing_new_to_say_is_believed_again(watcher: Watc
 
 
 async def test_a_watcher_in_trouble_takes_back_only_what_it_repeats_as_cancelled(watcher: Watcher) -> None:
-    """It has just restarted, and hears one of its sources before the other."""
+    """It has just restarted, and reaches one of its sources before the other."""
 
-    async def heard(notices: NoticeList) -> tuple[Notice, ...]:
+    async def received(notices: NoticeList) -> tuple[Notice, ...]:
         watcher.notices = notices.model_copy(update={"proof": "proof"})
         async with asyncio.timeout(10):
-            return (await watcher.heard.get()).notices
+            return (await watcher.received.get()).notices
 
     other = NOTICE.model_copy(update={"id": "2"})
     cancelled = other.model_copy(update={"cancelled": True})
-    assert await heard(NoticeList(revision="1", notices=(NOTICE, other))) == (NOTICE, other)
-    assert await heard(NoticeList(revision="2", trouble=BLIND, starting=True)) == (NOTICE, other)
-    assert await heard(NoticeList(revision="3", trouble=BLIND, notices=(cancelled,))) == (cancelled, NOTICE)
-    assert await heard(NoticeList(revision="4")) == ()
-    assert await heard(NoticeList(revision="5", trouble=BLIND)) == ()
+    assert await received(NoticeList(revision="1", notices=(NOTICE, other))) == (NOTICE, other)
+    assert await received(NoticeList(revision="2", trouble=BLIND, starting=True)) == (NOTICE, other)
+    assert await received(NoticeList(revision="3", trouble=BLIND, notices=(cancelled,))) == (cancelled, NOTICE)
+    assert await received(NoticeList(revision="4")) == ()
+    assert await received(NoticeList(revision="5", trouble=BLIND)) == ()
 
 
 async def test_nobody_is_asked_before_the_operator_has_said_who_is_believed() -> None:
@@ -138,14 +138,14 @@ async def test_nobody_is_asked_before_the_operator_has_said_who_is_believed() ->
     application.router.add_get(PATH_NOTICE, answer)
     async with (
         TestServer(application) as server,
-        aiohttp.ClientSession(headers={"User-Agent": "untold"}) as first,
-        aiohttp.ClientSession(headers={"User-Agent": "told"}) as second,
+        aiohttp.ClientSession(headers={"User-Agent": "waiting"}) as first,
+        aiohttp.ClientSession(headers={"User-Agent": "assigned"}) as second,
     ):
         url = str(server.make_url("")).rstrip("/")
-        untold, told = NoticeClient(first, url), NoticeClient(second, url)
-        following = [asyncio.create_task(client.follow(lambda _: None)) for client in (untold, told)]
-        told.expect(watcher_mark("proof"))
-        assert [await asked.get() for _ in range(3)] == ["told"] * 3
+        waiting, assigned = NoticeClient(first, url), NoticeClient(second, url)
+        following = [asyncio.create_task(client.follow(lambda _: None)) for client in (waiting, assigned)]
+        assigned.expect(watcher_mark("proof"))
+        assert [await asked.get() for _ in range(3)] == ["assigned"] * 3
         for task in following:
             task.cancel()
 
@@ -189,7 +189,7 @@ async def test_a_watcher_that_knows_no_cloud_is_reported(watcher: Watcher) -> No
     for revision, hears_cloud in (("1", False), ("2", True)):
         watcher.notices = NoticeList(revision=revision, hears_cloud=hears_cloud)
         async with asyncio.timeout(10):
-            while (await watcher.heard.get()).revision != revision:
+            while (await watcher.received.get()).revision != revision:
                 pass
         assert watcher.client.watch.hears_cloud is hears_cloud
         assert watcher.client.watch.state is WatchState.WATCHED

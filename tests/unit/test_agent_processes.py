@@ -1,4 +1,4 @@
-"""Processes as the agent sees them, and whose end the reaper tells."""
+"""Processes as the agent sees them, and whose end the reaper reports."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def replicas(reaper: Reaper) -> ReplicaProcess:
     return process
 
 
-async def test_an_end_is_told_to_who_asks_later() -> None:
+async def test_an_end_is_reported_to_who_asks_later() -> None:
     reaper = Reaper()
     pid = end_a_child(3)
     reaper.reap()

@@ -33,14 +33,14 @@ UIDS = frozenset(pod.uid for pod in PODS)
 
 @dataclass
 class Member:
-    """A pod's contact, and what it has heard."""
+    """A pod's contact, and what it has received."""
 
     pod: PodIdentity
     control: ControlClient
     contact: Contact = field(init=False)
     task: asyncio.Task[None] | None = None
     phase: AgentPhase = AgentPhase.IDLE
-    heard: list[RelayAssignment] = field(default_factory=list)
+    received: list[RelayAssignment] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.contact = Contact("127.0.0.1", self.report)
@@ -51,7 +51,7 @@ class Member:
         )
 
     def start(self) -> None:
-        self.task = asyncio.create_task(self.contact.keep(self.control, self.heard.append))
+        self.task = asyncio.create_task(self.contact.keep(self.control, self.received.append))
 
     async def stop(self) -> None:
         """As if its process were killed: all connections end."""
@@ -122,12 +122,12 @@ async def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         yield world
 
 
-async def test_one_connection_tells_of_all_members(job: Job) -> None:
-    assert [len(member.heard) for member in job.members] == [1, 1, 1]
+async def test_one_connection_reports_all_members(job: Job) -> None:
+    assert [len(member.received) for member in job.members] == [1, 1, 1]
     job.publish(watcher="mark")
-    await until(lambda: all(member.heard[-1].watcher == "mark" for member in job.members))
+    await until(lambda: all(member.received[-1].watcher == "mark" for member in job.members))
     for rank, member in enumerate(job.members):
-        generation = member.heard[-1].generation
+        generation = member.received[-1].generation
         assert generation is not None
         assert generation.node_rank == rank
     assert job.relayed() == 2
@@ -163,7 +163,7 @@ async def test_peers_go_to_the_operator_themselves_when_their_relay_ends(job: Jo
     await job.members[0].stop()
     await until(lambda: (job.setup.reports.num_present, job.relayed()) == (2, 0))
     job.publish(watcher="mark")
-    await until(lambda: all(member.heard[-1].watcher == "mark" for member in job.members[1:]))
+    await until(lambda: all(member.received[-1].watcher == "mark" for member in job.members[1:]))
     job.members[1].reports(AgentPhase.FAILED)
     await until(lambda: job.phases()[1] is AgentPhase.FAILED)
 
@@ -177,7 +177,7 @@ async def test_they_come_back_to_a_relay_that_does(job: Job) -> None:
 
 async def test_a_new_generation_comes_through_the_relay_of_the_last_one(job: Job) -> None:
     job.publish(number=2)
-    await until(lambda: all(_number(member.heard[-1]) == 2 for member in job.members))
+    await until(lambda: all(_number(member.received[-1]) == 2 for member in job.members))
     assert job.relayed() == 2
 
 
@@ -185,7 +185,7 @@ async def test_who_is_no_member_any_more_asks_the_operator(job: Job) -> None:
     assignments = {pod.uid: running(2, rank, job.offered() if rank else None) for rank, pod in enumerate(PODS[:2])}
     wait = Assignment.model_validate({"action": "wait"})
     job.setup.board.publish(JOB, assignments | {PODS[2].uid: wait})
-    await until(lambda: job.members[2].heard[-1] == RelayAssignment(**dict(wait)))
+    await until(lambda: job.members[2].received[-1] == RelayAssignment(**dict(wait)))
     await job.until_relayed(1)
 
 
@@ -214,8 +214,8 @@ async def test_a_deadline_reaches_peers_by_their_own_clock(job: Job) -> None:
     """The operator's clock stands at NOW, years before that of the agents."""
     drain = DrainRequest(reason="Edit", requested_at=NOW, deadline=NOW)
     job.publish(drain=drain)
-    await until(lambda: all(member.heard[-1].drain is not None for member in job.members))
-    deadlines = [member.heard[-1].drain.deadline.timestamp() for member in job.members]  # type: ignore[union-attr]
+    await until(lambda: all(member.received[-1].drain is not None for member in job.members))
+    deadlines = [member.received[-1].drain.deadline.timestamp() for member in job.members]  # type: ignore[union-attr]
     assert deadlines == pytest.approx([time.time()] * 3, abs=10)
 
 
@@ -237,9 +237,9 @@ async def test_the_relay_hears_only_who_knows_its_token(job: Job) -> None:
             await RelayRoute(session, stranger, PODS[1].uid).report(job.members[1].report())
         with pytest.raises(RefusedError, match="503: this agent has no such peer"):
             await RelayRoute(session, relay, "somebody").poll("", 1)
-        told, _ = await RelayRoute(session, relay, PODS[1].uid).poll("", 1)
-        assert told is not None
-        assert told.revision == job.members[1].heard[-1].revision
+        assignment, _ = await RelayRoute(session, relay, PODS[1].uid).poll("", 1)
+        assert assignment is not None
+        assert assignment.revision == job.members[1].received[-1].revision
 
 
 async def test_a_peer_believes_no_answer_that_is_not_proven(job: Job) -> None:
@@ -305,7 +305,7 @@ async def test_a_peer_whose_relay_fails_is_with_the_operator_soon(job: Job, fail
         job.setup.board.publish(
             JOB, {pod.uid: running(1, rank, relay if rank else None, watcher="m") for rank, pod in enumerate(PODS)}
         )
-        await until(lambda: peer.heard[-1].relay == relay)
+        await until(lambda: peer.received[-1].relay == relay)
         peer.reports(AgentPhase.FAILED)
         await until(lambda: job.phases()[1] is AgentPhase.FAILED and job.relayed() == 0)
         took = time.monotonic() - begun

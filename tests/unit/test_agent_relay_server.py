@@ -118,7 +118,7 @@ async def test_what_can_wait_goes_with_the_relays_own_next_report(alone: Alone) 
 
     commit = CommitRef(generation=1, step=50, manifest="attempts/g1/manifest-50.json", committed_at=NOW)
     committed = news.model_copy(update={"number": 5, "commit": commit})
-    assert await alone.route.report(committed) > 0, "node rank 0 tells of the commit itself"
+    assert await alone.route.report(committed) > 0, "node rank 0 reports the commit itself"
     assert not alone.asked.is_set()
     assert relay.filled(alone.own).peers == (committed,)
 
@@ -132,14 +132,14 @@ async def test_what_can_wait_goes_with_the_relays_own_next_report(alone: Alone) 
 
 async def test_a_batch_is_measured_in_bytes(alone: Alone) -> None:
     """The operator refuses one that is too large, and most letters have several."""
-    told = AgentReport(
+    report = AgentReport(
         **dict(alone.own) | {"failure": Failure(reason=FailureReason.SCRIPT_ERROR, message="損" * 4000)}
     )
-    size = len(told.to_json().encode())
-    reports = {f"uid-{n}": told.model_copy(update={"pod_uid": f"uid-{n}"}) for n in range(2, 40)}
+    size = len(report.to_json().encode())
+    reports = {f"uid-{n}": report.model_copy(update={"pod_uid": f"uid-{n}"}) for n in range(2, 40)}
     alone.relay._reports.update(reports)
     alone.relay._unsent.update(reports)
-    body = alone.relay.filled(told).to_json().encode()
+    body = alone.relay.filled(report).to_json().encode()
     assert relay_module.MAX_BATCH_BYTES - size < len(body) < relay_module.MAX_BATCH_BYTES + 2 * size < MAX_BODY_BYTES
 
 
@@ -154,15 +154,15 @@ async def test_the_operator_takes_all_that_the_largest_job_says_at_once(
     """
     ranks = tuple(range(511 * num_ranks, 512 * num_ranks))
     step = HeldShards(generation=3, sequence=1, step=1, world_size=512 * num_ranks, ranks=ranks + ranks)
-    told = AgentReport(
+    report = AgentReport(
         **dict(alone.own)
         | {"replica_port": 1, "held": (step, step), "process": "0123456789abcdef", "progress": progress}
     )
-    reports = {f"uid-{n}": told.model_copy(update={"pod_uid": f"uid-{n}"}) for n in range(2, 513)}
+    reports = {f"uid-{n}": report.model_copy(update={"pod_uid": f"uid-{n}"}) for n in range(2, 513)}
     alone.relay.set_peers(dict.fromkeys(reports, running(1, 1)))
     alone.relay._reports.update(reports)
     alone.relay._unsent.update(reports)
-    sent = alone.relay.filled(told).model_copy(update={"present": tuple(reports)})
+    sent = alone.relay.filled(report).model_copy(update={"present": tuple(reports)})
     assert parse_report(sent.to_json().encode()) == sent
 
 

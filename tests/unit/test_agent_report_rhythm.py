@@ -42,11 +42,11 @@ def test_reports_become_rare_after_the_last_news() -> None:
     assert times(30.0, 130) == [0, 1, 3, 7, 15, 31, 61, 91, 121]
 
 
-def test_an_operator_that_names_no_pause_is_told_every_second() -> None:
+def test_an_operator_that_names_no_pause_is_reported_every_second() -> None:
     assert times(1.0, 5) == [0, 1, 2, 3, 4]
 
 
-def test_news_are_told_at_once_and_repeated_soon() -> None:
+def test_news_are_reported_at_once_and_repeated_soon() -> None:
     rhythm = ReportRhythm()
     times(30.0, 100, rhythm)
     news = report(generation=1, phase=AgentPhase.FAILED)
@@ -55,7 +55,7 @@ def test_news_are_told_at_once_and_repeated_soon() -> None:
     assert next(now for now in range(101, 105) if rhythm.is_due(news, now)) == 101
 
 
-def test_a_commit_is_told_at_once_and_not_repeated() -> None:
+def test_a_commit_is_reported_at_once_and_not_repeated() -> None:
     rhythm = ReportRhythm()
     times(30.0, 100, rhythm)
     committed = at_step(99).model_copy(
@@ -81,7 +81,7 @@ def test_what_a_watcher_says_is_news_but_not_for_how_long() -> None:
     assert rhythm.is_due(report(watch=NodeWatch(state=WatchState.WATCHED)), 0.5)
 
 
-def test_an_operator_that_was_lost_is_told_all_again() -> None:
+def test_an_operator_that_was_lost_is_reported_all_again() -> None:
     rhythm = ReportRhythm()
     times(30.0, 100, rhythm)
     rhythm.lose_contact()

@@ -148,7 +148,7 @@ CASES = {
     ),
     "failure kills the rest": ((run(1), ended(1, P.FAILED)), P.FAILED, [KILL1]),
     "drained lets the launcher linger": ((run(1), ended(1, P.DRAINED)), P.DRAINED, []),
-    "end is told once": ((run(1), ended(1, P.DRAINED), ended(1, P.FAILED)), P.DRAINED, []),
+    "end is reported once": ((run(1), ended(1, P.DRAINED), ended(1, P.FAILED)), P.DRAINED, []),
     "end of another generation": ((run(2), ended(1, P.FAILED)), P.STARTING, []),
     "processes vanish": ((run(1), ProcessesGone(generation=1)), P.FAILED, []),
     "drain": ((run(1), drain(1)), P.STARTING, [RequestDrain(generation=1, request=drain_by(30))]),

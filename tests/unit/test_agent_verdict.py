@@ -87,7 +87,7 @@ CASES: dict[str, tuple[GenerationObservation, AgentPhase | None, FailureReason |
         P.FAILED,
         R.SCRIPT_ERROR,
     ),
-    "gone after its session, torchrun may still tell": (seen(rank(outcome=OutcomeKind.SUCCEEDED)), None, None),
+    "gone after its session, torchrun may still report": (seen(rank(outcome=OutcomeKind.SUCCEEDED)), None, None),
     "gone after its session by os._exit(0)": (
         seen(rank(outcome=OutcomeKind.SUCCEEDED), is_settled=True),
         P.SUCCEEDED,
@@ -131,7 +131,7 @@ CASES: dict[str, tuple[GenerationObservation, AgentPhase | None, FailureReason |
         P.FAILED,
         R.LOST_PEER,
     ),
-    "gone without a word, torchrun may still tell": (seen(rank()), None, None),
+    "gone without a word, torchrun may still report": (seen(rank()), None, None),
     "gone by os._exit(0)": (seen(rank(), is_settled=True), P.SUCCEEDED, None),
     "killed, and torchrun says so at once": (
         seen(rank(), launcher=LauncherEnded(exit_codes={0: -9})),
@@ -197,7 +197,7 @@ def test_the_log_shows_a_failure_as_a_sentence() -> None:
     assert str(judge(seen(rank(0, outcome=OutcomeKind.SUCCEEDED, ended=exited(0))))) == "succeeded"
 
 
-def test_a_rank_that_failed_without_a_reason_is_told_with_its_step() -> None:
+def test_a_rank_that_failed_without_a_reason_is_reported_with_its_step() -> None:
     verdict = judge(seen(rank(2, outcome=OutcomeKind.FAILED)))
     assert verdict is not None
     assert verdict.failure == Failure(reason=R.SCRIPT_ERROR, message="The rank failed at step 7.", rank=2)
@@ -221,7 +221,7 @@ def test_a_kill_says_what_it_usually_means() -> None:
 
 
 @pytest.mark.parametrize(("number", "name"), [(34, "SIGRTMIN"), (40, "signal 40")])
-def test_a_real_time_signal_is_told_by_its_number_if_it_has_no_name(number: int, name: str) -> None:
+def test_a_real_time_signal_is_named_by_its_number_if_it_has_no_name(number: int, name: str) -> None:
     launcher = LauncherEnded(exit_codes={3: -number})
     verdict = judge(seen(rank(3), is_settled=True, launcher=launcher))
     assert verdict is not None

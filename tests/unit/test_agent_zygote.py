@@ -21,7 +21,7 @@ from spottrain_api.settings.entrypoint import Entrypoint
 
 
 @pytest.mark.parametrize("kind", ["ImportError", "OSError", "AttributeError"])
-def test_a_module_that_is_not_there_is_passed_over_in_silence_and_a_broken_one_is_told(
+def test_a_module_that_is_not_there_is_passed_over_in_silence_and_a_broken_one_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     (tmp_path / "breaks_at_import.py").write_text(f"raise {kind}('libnothing.so is missing')")

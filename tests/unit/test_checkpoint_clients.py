@@ -221,7 +221,7 @@ def test_a_damaged_record_of_tls_may_be_whole_the_next_time(status: int, tries: 
 
 
 @pytest.mark.usefixtures("s3_credentials")
-def test_a_server_that_knows_no_bucket_is_told_from_a_missing_object() -> None:
+def test_a_server_that_knows_no_bucket_differs_from_a_missing_object() -> None:
     storage = refusing(404, "404")
     with pytest.raises(ObjectNotFound):
         storage.get("k")

@@ -85,7 +85,7 @@ def test_a_rank_that_cannot_even_say_so_in_the_store_is_not_waited_for() -> None
     assert list(storage.list("")) == []
 
 
-def test_what_all_ranks_have_stored_is_committed_whatever_else_is_heard() -> None:
+def test_what_all_ranks_have_stored_is_committed_whatever_else_is_reported() -> None:
     storage = MemoryStorage()
     first, second = (save_task(storage, rank) for rank in range(2))
     second.run()

@@ -31,7 +31,7 @@ class Killed(BaseException):
 
 
 class Writer(threading.Thread):
-    """A process, which makes its next operation on the store only when it is told to."""
+    """A process, which makes its next operation on the store only on request."""
 
     def __init__(self, storage: MemoryStorage, name: str, generation: int) -> None:
         super().__init__(name=name, daemon=True)

@@ -81,7 +81,7 @@ def test_the_buffer_is_pinned_as_long_as_it_is_used(cuda: CudaRuntime) -> None:
     assert sizes(cuda) == []
 
 
-def test_a_node_that_cannot_pin_is_told_and_goes_on(cuda: CudaRuntime, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_cannot_pin_is_reported_and_goes_on(cuda: CudaRuntime, caplog: pytest.LogCaptureFixture) -> None:
     cuda.refuses = True
     with caplog.at_level(logging.WARNING):
         staged = stage(StagingBuffer(), 64)

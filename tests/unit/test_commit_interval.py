@@ -20,7 +20,7 @@ from spottrain.world.failures import UserError, as_user_errors
 from spottrain_api.contract.configuration import Interruptions, TrainerConfig
 from spottrain_api.settings.interval import Interval
 
-TOLD: dict[str, Any] = {"job": "job", "generation": 1, "attemptId": "a", "batch": {"global": 1}}
+SETTINGS: dict[str, Any] = {"job": "job", "generation": 1, "attemptId": "a", "batch": {"global": 1}}
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,13 @@ def test_an_interval_that_is_not_understood_is_refused_with_a_sentence(text: str
         f"checkpoint.interval {text!r} is not understood; write auto, or a number with steps, s or m, as in 50steps"
     )
     with pytest.raises(UserError, match=re.escape(sentence)), as_user_errors():
-        TrainerConfig.model_validate(TOLD | {"checkpoint": {"interval": text}})
+        TrainerConfig.model_validate(SETTINGS | {"checkpoint": {"interval": text}})
 
 
 def test_an_interval_that_is_too_long_is_refused_as_text() -> None:
     sentence = "checkpoint.interval can't be read: string should have at most 16 characters"
     with pytest.raises(UserError, match=sentence), as_user_errors():
-        TrainerConfig.model_validate(TOLD | {"checkpoint": {"interval": "100000000000steps"}})
+        TrainerConfig.model_validate(SETTINGS | {"checkpoint": {"interval": "100000000000steps"}})
 
 
 @pytest.mark.parametrize(

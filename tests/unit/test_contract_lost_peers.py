@@ -33,7 +33,7 @@ CASES: list[tuple[BaseException, bool]] = [
 
 
 @pytest.mark.parametrize(("error", "lost"), CASES, ids=lambda value: str(value)[:40])
-def test_lost_peers_are_told_from_the_scripts_own_errors(error: BaseException, lost: bool) -> None:
+def test_lost_peers_differ_from_the_scripts_own_errors(error: BaseException, lost: bool) -> None:
     expected = FailureReason.LOST_PEER if lost else FailureReason.SCRIPT_ERROR
     by_library = failure_of(error, 0)
     assert by_library is not None
@@ -57,7 +57,7 @@ def test_lost_peers_are_told_from_the_scripts_own_errors(error: BaseException, l
         ("Broken pipe.", "Broken pipe"),
     ],
 )
-def test_both_tell_a_lost_peer_in_the_same_short_words(raised: str, said: str) -> None:
+def test_both_describe_a_lost_peer_in_the_same_short_words(raised: str, said: str) -> None:
     by_library = failure_of(RuntimeError(raised), 0)
     assert by_library is not None
     ended = WorkerEnded(exit_code=1, exception="builtins.RuntimeError", message=raised)

@@ -284,7 +284,7 @@ class Broken(Draws):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_error_of_the_data_set_is_told_as_its_own(num_workers: int) -> None:
+def test_an_error_of_the_data_set_is_reported_as_its_own(num_workers: int) -> None:
     with pytest.raises(KeyError) as raised:
         batches_of(Broken(), num_workers=num_workers)
     failure = failure_of(raised.value, rank=0)
@@ -293,7 +293,7 @@ def test_an_error_of_the_data_set_is_told_as_its_own(num_workers: int) -> None:
     assert re.fullmatch(rf"KeyError: 'dog' \({re.escape(__file__)}, line \d+{where}\)", failure.message)
 
 
-def test_a_worker_that_is_killed_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_is_reported_in_a_sentence(tmp_path: Path) -> None:
     """In a process of its own: torch raises the error wherever it is."""
     script = tmp_path / "rank.py"
     script.write_text(RANK_WITH_A_WORKER + THAT_IS_KILLED)

@@ -94,7 +94,7 @@ class Walk:
         world, spec = self.world, job_view(self.world.cluster.jobs[KEY]).spec
         hashes = {pod["metadata"]["labels"][LABEL_TEMPLATE_HASH] for pod in world.cluster.pods.values()}
         ranks = [each for each in world.ranks.values() if each.number == world.generation["number"] and each.started]
-        told = ranks[0].told.generation if ranks else None
+        told = ranks[0].assigned.generation if ranks else None
         if told is None or world.generation["state"] != "Active" or hashes != {template_hash(spec)}:
             return False
         wanted = spec.to_dict()

@@ -130,7 +130,7 @@ def test_the_next_generation_refers_to_what_it_has_loaded_and_says_what_it_repla
     assert_whole(storage, 20, 10)
 
 
-def test_a_base_that_was_overwritten_by_a_load_that_failed_is_told_of_all_the_same() -> None:
+def test_a_base_that_was_overwritten_by_a_load_that_failed_is_reported_of_all_the_same() -> None:
     storage = MemoryStorage()
     saver = checkpointer(storage)
     save(saver, 10, 20)

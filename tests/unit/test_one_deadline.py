@@ -61,9 +61,9 @@ class Node:
     def announces(self, source: str, *notices: Notice, second: float = 0) -> None:
         self.ledger = self.ledger.observe(source, notices, at(second))
         event = NoticesChanged(notices=self.ledger.notice_list().notices, now=at(second))
-        self.hears(event)
+        self.receives(event)
 
-    def hears(self, event: Any) -> None:
+    def receives(self, event: Any) -> None:
         step = transition(self.state, event)
         self.state = step.state
         self.commands += step.commands
@@ -79,13 +79,15 @@ def test_the_earliest_deadline_counts_in_any_order(order: tuple[str, ...]) -> No
     node = Node()
     for source in order:
         if source == "sigterm":
-            node.hears(SigtermReceived(notice=cloud(15, "sigterm-u4").model_copy(update={"kind": NoticeKind.EVICT})))
+            node.receives(
+                SigtermReceived(notice=cloud(15, "sigterm-u4").model_copy(update={"kind": NoticeKind.EVICT}))
+            )
         else:
             node.announces(source, cloud(120) if source == "ec2" else kubernetes(60))
     assert node.deadline == 15
     deadlines = [command.request.deadline for command in node.commands if isinstance(command, RequestDrain)]
     assert deadlines == sorted(deadlines, reverse=True), "it only comes nearer"
-    assert len(set(deadlines)) == len(deadlines), "and nobody is told twice"
+    assert len(set(deadlines)) == len(deadlines), "and nothing is reported twice"
 
 
 @pytest.mark.parametrize(("first", "second"), [(120, 60), (60, 120)], ids=["ec2 later", "ec2 earlier"])
@@ -120,7 +122,7 @@ def test_a_source_that_repeats_another_ones_notice_holds_it() -> None:
 def test_a_drain_that_the_ranks_act_on_is_not_taken_back() -> None:
     node = Node()
     node.announces("ec2", cloud(120))
-    node.hears(DrainSeen(generation=1))
+    node.receives(DrainSeen(generation=1))
     node.announces("ec2", second=1)
     assert node.deadline == 120
 
@@ -148,8 +150,8 @@ def test_it_drains_exactly_while_a_notice_stands_and_never_later(history: list[A
     node = Node()
     earliest: float | None = None
     for second, (source, leads, kind) in enumerate(history):
-        told = tuple(cloud(lead, f"{source}-{kind}-{lead}").model_copy(update={"kind": kind}) for lead in leads)
-        node.announces(source, *told, second=second)
+        notices = tuple(cloud(lead, f"{source}-{kind}-{lead}").model_copy(update={"kind": kind}) for lead in leads)
+        node.announces(source, *notices, second=second)
         standing = [n for n in node.ledger.standing() if n.makes_drain]
         if not standing:
             earliest = None

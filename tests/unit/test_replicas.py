@@ -50,13 +50,13 @@ def held(sequence: int, *ranks: int, generation: int = 1, world_size: int = 3) -
 
 
 @pytest.fixture
-def told() -> list[tuple[HeldShards, ...]]:
+def reported() -> list[tuple[HeldShards, ...]]:
     return []
 
 
 @pytest.fixture
-def server(told: list[tuple[HeldShards, ...]]) -> Iterator[ReplicaServer]:
-    server = ReplicaServer(socket.create_server(("127.0.0.1", 0)), ReplicaStore(told.append))
+def server(reported: list[tuple[HeldShards, ...]]) -> Iterator[ReplicaServer]:
+    server = ReplicaServer(socket.create_server(("127.0.0.1", 0)), ReplicaStore(reported.append))
     server.token = TOKEN
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
@@ -69,18 +69,18 @@ def address(server: ReplicaServer) -> str:
 
 
 def test_the_two_newest_steps_are_held_and_older_ones_dropped(
-    server: ReplicaServer, told: list[tuple[HeldShards, ...]]
+    server: ReplicaServer, reported: list[tuple[HeldShards, ...]]
 ) -> None:
     client = ReplicaClient(address(server), TOKEN)
     for sequence in (1, 2, 3):
         for rank in (0, 2):
             client.put({f"1/{sequence}/rank-{rank}.data": bytes([sequence, rank])}, held(sequence, rank))
-    assert told[-1] == (held(2, 0, 2), held(3, 0, 2))
+    assert reported[-1] == (held(2, 0, 2), held(3, 0, 2))
     assert client.get("1/2/rank-2.data") == bytes([2, 2])
     with pytest.raises(ObjectNotFound):
         client.get("1/1/rank-0.data")
     client.put({}, held(1, 1, generation=2))
-    assert told[-1] == (held(3, 0, 2), held(1, 1, generation=2))
+    assert reported[-1] == (held(3, 0, 2), held(1, 1, generation=2))
 
 
 def test_a_range_is_read_into_memory(server: ReplicaServer) -> None:
@@ -93,7 +93,7 @@ def test_a_range_is_read_into_memory(server: ReplicaServer) -> None:
 
 
 def test_only_ranks_with_the_generation_s_token_are_served(
-    server: ReplicaServer, told: list[tuple[HeldShards, ...]]
+    server: ReplicaServer, reported: list[tuple[HeldShards, ...]]
 ) -> None:
     stranger = ReplicaClient(address(server), "guess")
     for attempt in (
@@ -103,7 +103,7 @@ def test_only_ranks_with_the_generation_s_token_are_served(
     ):
         with pytest.raises((StorageDenied, StorageUnavailable)):
             attempt()
-    assert told == []
+    assert reported == []
     server.token = ""
     with pytest.raises(StorageDenied, match="not open to this generation"):
         ReplicaClient(address(server), "").get("1/1/x")
@@ -149,7 +149,7 @@ def narrow(server: ReplicaServer, monkeypatch: pytest.MonkeyPatch) -> ReplicaSer
 
 
 def test_a_shard_that_takes_long_to_send_but_never_stalls_is_held(
-    narrow: ReplicaServer, told: list[tuple[HeldShards, ...]], monkeypatch: pytest.MonkeyPatch
+    narrow: ReplicaServer, reported: list[tuple[HeldShards, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class TakesSlowly(replica_store._Handler):
         def setup(self) -> None:
@@ -158,7 +158,7 @@ def test_a_shard_that_takes_long_to_send_but_never_stalls_is_held(
 
     monkeypatch.setattr(narrow, "RequestHandlerClass", TakesSlowly)
     ReplicaClient(address(narrow), TOKEN).put({"1/1/big": memoryview(bytes(SLOW_BYTES))}, held(1, 0))
-    assert told[-1] == (held(1, 0),)
+    assert reported[-1] == (held(1, 0),)
 
 
 def test_a_shard_that_takes_long_to_read_but_never_stalls_arrives_whole(
@@ -183,12 +183,14 @@ def replicas(settings: ReplicaSettings) -> Replicas:
     return Replicas(settings, generation=1, rank=0, world_size=1, ranks_per_node=1, group=None)
 
 
-def test_what_was_replicated_is_loaded_bit_for_bit(server: ReplicaServer, told: list[tuple[HeldShards, ...]]) -> None:
+def test_what_was_replicated_is_loaded_bit_for_bit(
+    server: ReplicaServer, reported: list[tuple[HeldShards, ...]]
+) -> None:
     mine = replicas(ReplicaSettings(token=TOKEN, own=address(server)))
     state = {"model": {"w": torch.randn(5, 3), "b": torch.tensor(2.0)}, "step": 7}
     assert mine.replicate(state, step=70, extra={"lr": float("nan")}, rank_state=(1, 2))
     mine.close()
-    assert told[-1] == (held(1, 0, world_size=1).model_copy(update={"step": 70}),)
+    assert reported[-1] == (held(1, 0, world_size=1).model_copy(update={"step": 70}),)
     assert mine.cost_seconds is None  # the first is no measure
     assert mine.interval(0.1) == 1
 
@@ -211,13 +213,13 @@ def test_what_was_replicated_is_loaded_bit_for_bit(server: ReplicaServer, told: 
 
 
 def test_a_peer_that_is_gone_costs_only_its_replica(
-    server: ReplicaServer, told: list[tuple[HeldShards, ...]], caplog: pytest.LogCaptureFixture
+    server: ReplicaServer, reported: list[tuple[HeldShards, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = replicas(ReplicaSettings(token=TOKEN, own=address(server), peer="127.0.0.1:1"))
     for step in (1, 2):
         assert mine.replicate({"w": torch.ones(2)}, step=step, extra={}, rank_state=None)
         mine.close()
-    assert [step.step for step in told[-1]] == [1, 2]
+    assert [step.step for step in reported[-1]] == [1, 2]
     assert mine.cost_seconds is not None
     assert "can't be reached" in caplog.text
 
@@ -388,11 +390,11 @@ def job_of(members: tuple[Member, ...]) -> JobView:
     return replace(situation({}).observed.job, status=TrainingJobStatus(generation=generation))
 
 
-def told_to(
+def assigned_to(
     job: JobView, ranks: Iterable[int]
 ) -> tuple[list[GenerationAssignment | None], list[ReplicaSettings | None]]:
-    told = [assignment_for(job, f"u{rank}", b"key").generation for rank in ranks]
-    return told, [TrainerConfig.model_validate(each.trainer).replicas for each in told if each is not None]
+    reported = [assignment_for(job, f"u{rank}", b"key").generation for rank in ranks]
+    return reported, [TrainerConfig.model_validate(each.trainer).replicas for each in reported if each is not None]
 
 
 @pytest.mark.parametrize(
@@ -405,13 +407,13 @@ def told_to(
 )
 def test_peers_are_on_other_nodes(nodes: str, peers: list[int | None]) -> None:
     job = job_of(tuple(member(rank, node) for rank, node in enumerate(nodes)))
-    told, settings = told_to(job, range(len(nodes)))
+    reported, settings = assigned_to(job, range(len(nodes)))
     assert [each and each.own for each in settings] == [f"10.0.0.{rank}:9000" for rank in range(len(nodes))]
     assert [each and each.peer for each in settings] == [
         None if peer is None else f"10.0.0.{peer}:9000" for peer in peers
     ]
     (token,) = {each.token for each in settings if each is not None}
-    assert {generation and generation.replica_token for generation in told} == {token}
+    assert {generation and generation.replica_token for generation in reported} == {token}
     other = assignment_for(job, "u0", b"another key").generation
     assert other is not None
     assert other.replica_token is not None
@@ -419,7 +421,7 @@ def test_peers_are_on_other_nodes(nodes: str, peers: list[int | None]) -> None:
 
 
 def test_members_keep_their_settings_if_a_restored_status_lacks_others() -> None:
-    _, settings = told_to(job_of((member(3, "d"), member(1, "b"))), (1, 3))
+    _, settings = assigned_to(job_of((member(3, "d"), member(1, "b"))), (1, 3))
     assert [each and (each.own, each.peer) for each in settings] == [
         ("10.0.0.1:9000", "10.0.0.3:9000"),
         ("10.0.0.3:9000", "10.0.0.1:9000"),

@@ -82,7 +82,7 @@ def test_a_save_says_how_long_it_kept_training_waiting_and_when_the_next_is_due(
     assert saver.reports.reporter.progress.stalled_seconds > first.stalled_seconds
 
 
-def test_a_save_that_hangs_is_told_until_it_ends(storage: HangingStorage) -> None:
+def test_a_save_that_hangs_is_reported_until_it_ends(storage: HangingStorage) -> None:
     saver = saver_to(storage, slow_seconds=0.0)
     save(saver, 10)
     storage.goes_on.clear()

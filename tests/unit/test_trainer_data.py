@@ -154,7 +154,7 @@ def test_an_audit_takes_each_step_from_the_newest_generation_that_completed_it(t
     assert audit.problems(9) == ["1 steps were completed by no generation, the first of them step 9"]
 
 
-def test_an_audit_tells_a_generation_from_that_of_a_later_job_with_the_same_number(tmp_path: Path) -> None:
+def test_an_audit_distinguishes_a_generation_from_that_of_a_later_job_with_the_same_number(tmp_path: Path) -> None:
     write_steps(tmp_path, 1, 1, range(1, 4), attempt="former-g1")
     write_steps(tmp_path, 2, 3, range(3, 8), attempt="former-g2", late=10.0)
     write_steps(tmp_path, 1, 2, range(6, 10), attempt="later-g1", late=20.0)
@@ -184,7 +184,7 @@ def test_the_time_without_a_step_ends_with_the_first_step_that_is_done_again(tmp
     assert audit.longest_gap(12.5, 20.0) == 1.0
 
 
-def test_an_audit_tells_a_wrong_order(tmp_path: Path) -> None:
+def test_an_audit_reports_a_wrong_order(tmp_path: Path) -> None:
     write_steps(tmp_path, 1, 1, range(1, 3))
     wrong = AuditRecord(at=3.0, generation=1, step=3, rank=0, world=1, positions=(8, 9, 10, 11), samples=(1, 2, 3, 4))
     AuditWriter(tmp_path, HEADER, generation=1, rank=0).write(wrong)

@@ -43,7 +43,7 @@ from spottrain_api.settings.choices import Sharding
 from spottrain_api.settings.training import FsdpConfig
 
 CPU = EngineConfig(device=torch.device("cpu"), plan=BatchPlan(global_batch=1, micro_batch=1, world_size=1))
-TOLD: dict[str, Any] = {"job": "job", "generation": 1, "attemptId": "a", "batch": {"global": 1}}
+SETTINGS: dict[str, Any] = {"job": "job", "generation": 1, "attemptId": "a", "batch": {"global": 1}}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ TOLD: dict[str, Any] = {"job": "job", "generation": 1, "attemptId": "a", "batch"
 )
 def test_a_setting_that_is_not_known_is_refused_with_a_sentence(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=re.escape(sentence)) as caught, as_user_errors():
-        TrainerConfig.model_validate(TOLD | settings)
+        TrainerConfig.model_validate(SETTINGS | settings)
     assert caught.value.reason is FailureReason.INVALID_CONFIGURATION
 
 
@@ -123,7 +123,7 @@ def test_a_deadline_does_not_move_with_the_clock(tmp_path: Path, jump: timedelta
     assert flag.seconds_left() == 35
     passed = 20.0
     assert flag.is_set(last_safe_seconds=30)
-    # A deadline that is told anew is one of the clock that tells it.
+    # A deadline that is sent anew is one of the sender's clock.
     request.model_copy(update={"deadline": wall + timedelta(seconds=5)}).write(tmp_path / "drain.json")
     assert flag.seconds_left() == 5
 
@@ -287,7 +287,7 @@ def test_out_of_memory_says_what_to_change() -> None:
     assert failure.message.startswith("torch.OutOfMemoryError: CUDA out of memory. Lower batch.micro")
 
 
-def test_parameters_without_a_part_in_the_loss_are_told_in_a_sentence() -> None:
+def test_parameters_without_a_part_in_the_loss_are_reported_in_a_sentence() -> None:
     """Torch names an argument of DistributedDataParallel, which scripts don't make."""
     model = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
     model.forward = lambda x: model[0](x)
@@ -338,7 +338,7 @@ def test_the_outcome_of_settings_that_are_not_known_is_that_of_their_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent passes over the outcome of any other."""
-    (tmp_path / "run.json").write_text(json.dumps(TOLD | {"generation": 7, "strategy": "zero"}))
+    (tmp_path / "run.json").write_text(json.dumps(SETTINGS | {"generation": 7, "strategy": "zero"}))
     monkeypatch.setenv("SPOTTRAIN_RUN_DIR", str(tmp_path))
     with pytest.raises(SystemExit), spottrain.session():
         pass
@@ -417,7 +417,7 @@ def test_a_step_accumulates_the_mean_over_its_samples() -> None:
     assert weight.grad.item() == pytest.approx((1 * 1.0 + 2 * 2.0) / 3)
 
 
-def test_a_loop_that_leaves_something_out_is_told_so() -> None:
+def test_a_loop_that_leaves_something_out_is_refused() -> None:
     updates: list[int] = []
     loss = torch.ones(1, requires_grad=True).sum()
     with pytest.raises(RuntimeError, match="belongs inside"):

@@ -276,7 +276,7 @@ def test_all_that_a_run_must_not_change_is_in_one_sentence(
 
 @pytest.mark.parametrize("stability", [None, StabilityConfig(non_finite=StabilityAction.SKIP)], ids=["none", "skip"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_losses_that_are_not_finite_are_told_once(
+def test_losses_that_are_not_finite_are_reported_once(
     bad: float, stability: StabilityConfig | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with spottrain.session(strategy="ddp", global_batch=4, micro_batch=4, stability=stability) as session:
@@ -289,11 +289,11 @@ def test_losses_that_are_not_finite_are_told_once(
             for batch in step.micro_batches():
                 step.backward(training.model(batch).abs().mean() * bad)
             step.update()
-    told = [message for message in caplog.messages if "steps are not judged" in message]
+    warned = [message for message in caplog.messages if "steps are not judged" in message]
     if stability is not None:
-        assert told == []
+        assert warned == []
         return
-    [message] = told
+    [message] = warned
     assert message.startswith(f"The loss was {bad} at about step 2")
     assert "set stability.nonFinite: skip" in message
     assert session._context.reporter.progress.message == message
@@ -312,8 +312,8 @@ def test_a_script_that_leaves_the_loop_early_says_so(capsys: pytest.CaptureFixtu
             step.update()
             if step.number == 2:
                 break
-    told = "spottrain: the script ended training at step 2 of 5, before the last step, as with early stopping\n"
-    assert told in capsys.readouterr().err
+    warned = "spottrain: the script ended training at step 2 of 5, before the last step, as with early stopping\n"
+    assert warned in capsys.readouterr().err
 
 
 def test_a_second_loop_is_refused_before_it_repeats_steps(tmp_path: Path) -> None:
