@@ -25,7 +25,7 @@ from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.model_state import frozen_names
 from spottrain.engines.native import zeros_for_unused
 from spottrain.engines.precision import autocast_forward, cast_around, weights_in_fp32
-from spottrain.engines.same_parameters import SameParameters
+from spottrain.engines.same_order import SameParameters
 from spottrain.engines.trained import TrainedParameters
 from spottrain.world.failures import UserError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -69,34 +69,10 @@ class Fragment:
         return FlatPart(flat[self.offset : self.offset + self.numel], shape=self.shape, begin=self.begin)
 
 
-class Layout(Protocol):
-    """Where a ZeRO optimizer keeps its weights."""
-
-    def flats(self) -> list[torch.Tensor]:
-        """The fp32 tensors that the base optimizer works on."""
-        ...
-
-    def group(self, flat: int) -> int:
-        """The parameter group, by number, of a flat tensor."""
-        ...
-
-    def fragments(self) -> Iterator[Fragment]:
-        """One fragment of each trained parameter, in the same order on all ranks."""
-        ...
-
-    def frozen(self, parameter: nn.Parameter) -> torch.Tensor:
-        """A parameter that is not trained."""
-        ...
-
-    def refresh(self) -> None:
-        """Copy the flat tensors to the parameters with which the model computes. A collective."""
-        ...
-
-
 class PerGroup:
-    """Stages 1 and 2: each rank has a range of one flat tensor.
+    """Where stages 1 and 2 keep their weights: each rank has a range of one flat tensor.
 
-    The flat tensor holds the parameters of a group, one after the other. Implements Layout, also for DeepSpeed's bf16
+    The flat tensor holds the parameters of a group, one after the other. It is the same for DeepSpeed's bf16
     optimizer of stage 1.
     """
 
@@ -105,6 +81,7 @@ class PerGroup:
         self._is_bf16_optimizer = hasattr(optimizer, "bf16_groups")
 
     def flats(self) -> list[torch.Tensor]:
+        """The fp32 tensors that the base optimizer works on."""
         optimizer = self._optimizer
         return list(
             optimizer.fp32_groups_flat_partition
@@ -113,9 +90,11 @@ class PerGroup:
         )
 
     def group(self, flat: int) -> int:
+        """The parameter group, by number, of a flat tensor."""
         return flat
 
     def fragments(self) -> Iterator[Fragment]:
+        """One fragment of each trained parameter, in the same order on all ranks."""
         optimizer = self._optimizer
         groups = optimizer.bf16_groups if self._is_bf16_optimizer else optimizer.bit16_groups
         for index, group in enumerate(groups):
@@ -136,16 +115,18 @@ class PerGroup:
         )
 
     def frozen(self, parameter: nn.Parameter) -> torch.Tensor:
+        """A parameter that is not trained."""
         return parameter.detach()
 
     def refresh(self) -> None:
+        """Copy the flat tensors to the parameters with which the model computes. A collective."""
         self._optimizer.update_lp_params()
 
 
 class PerParameter:
-    """Stage 3: each rank has a part of every parameter.
+    """Where stage 3 keeps its weights: each rank has a part of every parameter.
 
-    Flat tensors of a bounded size (sub-groups) hold the parts, one after the other. Implements Layout.
+    Flat tensors of a bounded size (sub-groups) hold the parts, one after the other. The methods are as PerGroup's.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -207,6 +188,9 @@ def _own_part(parameter: Any) -> tuple[int, int]:
     size = parameter.ds_tensor.ds_numel
     begin = min(dist.get_rank(parameter.ds_process_group) * size, parameter.ds_numel)
     return begin, min(size, parameter.ds_numel - begin)
+
+
+Layout = PerGroup | PerParameter
 
 
 class ZeroState:

@@ -19,7 +19,7 @@ from spottrain.engines.buffers import batch_norms, copy_from_first
 from spottrain.engines.engine import FULL, HYBRID, EngineConfig
 from spottrain.engines.model_state import unfit_for_shards
 from spottrain.engines.native import NativeEngine, zeros_for_unused
-from spottrain.engines.same_blocks import SameBlocks
+from spottrain.engines.same_order import SameBlocks
 from spottrain.world.failures import UserError
 
 

@@ -2,13 +2,12 @@
 
 Its planners decide who writes and who reads what. DCP's planners know DTensors, shards and replicas. Its file formats
 and its `.metadata` pickle are not used. Saving calls the planner's steps one by one, because `dcp.save` would put
-collectives behind the upload. Loading is a `StorageReader`, so that plain `dcp.load` can read our checkpoints, too.
+collectives behind the upload. Loading reads what the planner asks for.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,17 +24,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
-    LoadItemType,
-    LoadPlan,
-    LoadPlanner,
     ReadItem,
     SavePlan,
     WriteItem,
 )
-from torch.distributed.checkpoint.storage import StorageReader
-from torch.futures import Future
 
-from spottrain.checkpoint.errors import CheckpointMismatch, CorruptCheckpoint, UnsupportedState
+from spottrain.checkpoint.errors import CheckpointMismatch, UnsupportedState
 from spottrain.checkpoint.format.codec import Tensors
 from spottrain.checkpoint.format.manifest import ALIGNMENT_BYTES, DTYPES, Chunk, Entry, Manifest
 from spottrain.checkpoint.format.part_reader import PartReader, Span
@@ -108,68 +102,32 @@ def load_tensors(tensors: Tensors, manifest: Manifest, parts: PartReader) -> Non
         CorruptCheckpoint: Stored bytes are damaged.
     """
     _check_fit(tensors, manifest)
-    reader = ManifestReader(manifest, parts)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    metadata = reader.read_metadata()
-    planner.set_up_planner(dict(tensors), metadata)
-    reader.set_up_storage_reader(metadata, is_coordinator=False)
-    reader.read_data(planner.create_local_plan(), planner).wait()
+    planner.set_up_planner(dict(tensors), _metadata(manifest))
+    chunks = {
+        MetadataIndex(fqn, chunk.offsets): chunk
+        for fqn, tensor in manifest.tensors.items()
+        for chunk in tensor.chunks
+        if chunk.begin < chunk.end
+    }
+    wanted = [
+        _Wanted.of(item, chunks[item.storage_index], planner.resolve_tensor(item).detach())
+        for item in planner.create_local_plan().items
+    ]
+    parts.read([each.span for each in wanted], lambda index, *piece: wanted[index].fill(*piece))
 
 
-class ManifestReader(StorageReader):
-    """Reads a committed checkpoint for DCP. It verifies all bytes before they reach a tensor."""
-
-    def __init__(self, manifest: Manifest, parts: PartReader) -> None:
-        self._manifest = manifest
-        self._parts = parts
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Always False: DCP must not choose this class by a path. A reader is made for one manifest."""
-        return False
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing is kept between loads."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return Metadata(
-            {
-                fqn: TensorStorageMetadata(
-                    properties=TensorProperties(dtype=DTYPES[tensor.dtype]),
-                    size=torch.Size(tensor.shape),
-                    chunks=[
-                        ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.lengths)) for c in tensor.chunks
-                    ],
-                )
-                for fqn, tensor in self._manifest.tensors.items()
-            }
-        )
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
-        self._chunks = {
-            MetadataIndex(fqn, chunk.offsets): chunk
-            for fqn, tensor in self._manifest.tensors.items()
-            for chunk in tensor.chunks
-            if chunk.begin < chunk.end
+def _metadata(manifest: Manifest) -> Metadata:
+    return Metadata(
+        {
+            fqn: TensorStorageMetadata(
+                properties=TensorProperties(dtype=DTYPES[tensor.dtype]),
+                size=torch.Size(tensor.shape),
+                chunks=[ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.lengths)) for c in tensor.chunks],
+            )
+            for fqn, tensor in manifest.tensors.items()
         }
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        wanted = [_Wanted.of(item, self._chunk(item), planner.resolve_tensor(item).detach()) for item in plan.items]
-        self._parts.read([each.span for each in wanted], lambda index, *piece: wanted[index].fill(*piece))
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def _chunk(self, item: ReadItem) -> Chunk:
-        if item.type == LoadItemType.BYTE_IO:
-            raise CorruptCheckpoint(f"{item.dest_index.fqn!r} is not a tensor, and can't be loaded this way.")
-        return self._chunks[item.storage_index]
+    )
 
 
 @dataclass(slots=True, kw_only=True)
