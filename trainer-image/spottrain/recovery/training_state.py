@@ -216,10 +216,7 @@ class TrainingState:
             )
 
     def changes(self, loaded: Loaded) -> Iterator[str]:
-        """Sentences about differences from the run that saved.
-
-        This run can continue with them.
-        """
+        """Sentences about differences from the run that saved. This run can continue with them."""
         before, now = loaded.extra["engine"], self.engine_name
         if None not in (before, now) and before != now:
             yield (
