@@ -203,7 +203,7 @@ async def test_a_refused_report_is_no_outage(operator: Operator, caplog: pytest.
     assert "an operator and a trainer image of the same version" in first
     assert "NetworkPolicy" not in first
     assert again.startswith(f"The operator at {operator.url} refuses this pod's reports for 60 s: 400")
-    assert end == f"The operator at {operator.url} takes this pod's reports again, after 69 s."
+    assert end == f"The operator at {operator.url} accepts this pod's reports again, after 69 s."
 
 
 async def test_an_error_page_in_another_encoding_is_an_outage_as_any_other(
