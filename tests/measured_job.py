@@ -110,7 +110,7 @@ def heard(**changes: Any) -> Notice:
 def report(*notices: Notice) -> ReportView:
     """Of an agent that has heard notices and seen a commit."""
     timings = CheckpointTimings(
-        staging_seconds=0.1, upload_seconds=1.0, commit_seconds=0.1, num_bytes=100, forecast_seconds=1.8
+        staging_seconds=0.1, upload_seconds=1.0, commit_seconds=0.1, forecast_seconds=1.8
     )
     agent = AgentReport(
         pod="gpt-0",

@@ -188,7 +188,7 @@ def is_stopped_in_a_planned_drain(seconds: float) -> bool:
 
 
 def is_stopped_after_so_many_saves(num_saves: float) -> bool:
-    timings = CheckpointTimings(staging_seconds=20.0, upload_seconds=170.0, commit_seconds=10.0, num_bytes=1)
+    timings = CheckpointTimings(staging_seconds=20.0, upload_seconds=170.0, commit_seconds=10.0)
     slow = training().model_copy(update={"checkpoint": timings})
     suspended = training_job().spec(nodes={"min": 2, "max": 4}, runPolicy={"suspend": True})
     scene = suspended.says(2, progress=slow).decided()

@@ -188,7 +188,7 @@ def test_saves_that_fail_are_a_condition_and_training_goes_on() -> None:
 
 
 def saved(progress: Progress) -> Progress:
-    timings = CheckpointTimings(staging_seconds=0.1, upload_seconds=0.1, commit_seconds=0.1, num_bytes=1)
+    timings = CheckpointTimings(staging_seconds=0.1, upload_seconds=0.1, commit_seconds=0.1)
     return progress.model_copy(update={"checkpoint": timings})
 
 

@@ -24,16 +24,14 @@ class CommitRef(Message):
 
 
 class CheckpointTimings(Message):
-    """Measured durations of the newest checkpoint, in seconds, and its bytes.
+    """Measured durations of the newest checkpoint, in seconds.
 
-    The bytes are those that this rank wrote. `forecast_seconds` is the forecast for the whole save, made before its
-    start; None for the first save.
+    `forecast_seconds` is the forecast for the whole save, made before its start; None for the first save.
     """
 
     staging_seconds: float
     upload_seconds: float
     commit_seconds: float
-    num_bytes: int
     forecast_seconds: float | None = None
 
     @property

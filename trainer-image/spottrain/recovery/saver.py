@@ -222,7 +222,6 @@ class StateSaver:
             staging_seconds=handle.staging_seconds,
             upload_seconds=handle.upload_seconds or 0.0,
             commit_seconds=handle.commit_seconds or 0.0,
-            num_bytes=handle.bytes,
             forecast_seconds=forecast_seconds,
         )
         if not handle.writes_frozen_weights:  # the next saves don't
