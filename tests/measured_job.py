@@ -109,9 +109,7 @@ def heard(**changes: Any) -> Notice:
 
 def report(*notices: Notice) -> ReportView:
     """Of an agent that has heard notices and seen a commit."""
-    timings = CheckpointTimings(
-        staging_seconds=0.1, upload_seconds=1.0, commit_seconds=0.1, forecast_seconds=1.8
-    )
+    timings = CheckpointTimings(staging_seconds=0.1, upload_seconds=1.0, commit_seconds=0.1, forecast_seconds=1.8)
     agent = AgentReport(
         pod="gpt-0",
         pod_uid="p",
