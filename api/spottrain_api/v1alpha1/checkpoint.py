@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from spottrain_api.settings.checkpoint import CheckpointConfig
-from spottrain_api.settings.choices import INTERVAL_PATTERN
+from spottrain_api.settings.interval import INTERVAL_PATTERN
 from spottrain_api.settings.resource import Line
 
 
