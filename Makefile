@@ -82,6 +82,9 @@ TESTS ?= tests
 run-tests: $(STAMP)
 	$(PYTEST) -m 'not nightly' $(TESTS)
 
+# What these draw differs each time. SPOTTRAIN_SEED, which they print, repeats it.
+coverage test-nightly rehearse kill-points: export SPOTTRAIN_SEED ?= random
+
 coverage: $(STAMP) all-binaries prometheus ## Run the tests of `make test`, and show what none of them reaches.
 	$(PYTEST) -m 'not nightly' --cov
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 # importlib mode leaves sys.path alone; the shared plugins lie beside this file.
@@ -18,15 +17,12 @@ pytest_plugins = [
     "cluster_fixtures",
     "chart_site",
     "container_fixtures",
+    "draws",
     "object_stores",
     "forked_ranks",
     "one_rank_worlds",
     "agent_pods",
 ]
-
-# How long an example takes says more about what else the machine does than about the code.
-settings.register_profile("any-machine", deadline=None)
-settings.load_profile("any-machine")
 
 # kopf makes these in its thread when it first starts, while pytest may be going through all loggers.
 for _activity in ("startup", "authentication", "cleanup"):

@@ -3,7 +3,7 @@
 With notice, no step is lost. Without notice, no committed step is lost.
 
 SPOTTRAIN_PREEMPTIONS=20 rehearses twenty preemptions, among them all special ones, instead of three special ones.
-SPOTTRAIN_PREEMPTION_SEED repeats a run (the seed is printed).
+tests/draws.py says how to repeat a run.
 """
 
 from __future__ import annotations
@@ -25,22 +25,19 @@ from spottrain_local.cluster import Cluster
 from spottrain_local.layout import checkout_root
 
 NUM_PREEMPTIONS = int(os.environ.get("SPOTTRAIN_PREEMPTIONS", "3"))
-SEED = int(os.environ.get("SPOTTRAIN_PREEMPTION_SEED", random.SystemRandom().randrange(2**31)))
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120 + 60 * NUM_PREEMPTIONS)]
 
 
 @pytest.mark.parametrize("strategy", ["ddp"])
 def test_no_step_is_redone_after_preemptions_with_notice(
-    operator_cluster: Cluster, tmp_path: Path, strategy: str
+    operator_cluster: Cluster, draw: random.Random, tmp_path: Path, strategy: str
 ) -> None:
-    print(f"\n{NUM_PREEMPTIONS} preemptions, SPOTTRAIN_PREEMPTION_SEED={SEED}")
-    choose = random.Random(SEED)
     with rehearsal(operator_cluster, f"notice-{strategy}", tmp_path, members=1, strategy=strategy) as run:
-        for incident in incidents(NUM_PREEMPTIONS, choose):
+        for incident in incidents(NUM_PREEMPTIONS, draw):
             run.wait_for_spot(incident.num_spot, ready=incident.num_spot + 1)
             with run.incident(incident.title):
-                incident.act(run, choose)
+                incident.act(run, draw)
             run.bring_back()
         status = run.finish()
     assert [item.row() for item in run.evidence if item.redone] == []

@@ -1,7 +1,7 @@
 """SIGKILL a process at each of its operations on a store, in turn.
 
-test_checkpoint_kills.py starts this script. Its arguments are the storage URI and the number of points (0: every
-point).
+test_checkpoint_kills.py starts this script. Its arguments are the storage URI, the number of points (0: every
+point), and a seed.
 
 One import of torch serves all points. Each point forks a rank, with a writer process beside it. The rank resumes,
 saves, commits and cleans up until it is killed. The script then looks at what the rank left. At every other point, it
@@ -163,20 +163,20 @@ def wrongly_kept(storage: CheckpointStorage) -> int:
     return len(kept ^ {commit.step for commit in head.commits})
 
 
-def kill_points(operations: int, wanted: int) -> Iterator[tuple[int, float]]:
+def kill_points(operations: int, wanted: int, draw: random.Random) -> Iterator[tuple[int, float]]:
     """Points at each operation and into each, or `wanted` of them.
 
-    These are evenly spread, from a random one on.
+    These are evenly spread, from one on that is drawn.
     """
     # Google's client needs fewer requests: more moments of each.
     moments = (0.0, SECONDS_INTO) if operations >= 100 else (0.0, SECONDS_INTO / 2, SECONDS_INTO, 2 * SECONDS_INTO)
     points = [(number, into) for number in range(1, operations + 1) for into in moments]
     stride = max(1, len(points) // wanted) if wanted else 1
-    yield from points[random.randrange(stride) :: stride]
+    yield from points[draw.randrange(stride) :: stride]
 
 
 def main() -> None:
-    uri, wanted = sys.argv[1], int(sys.argv[2])
+    uri, wanted, draw = sys.argv[1], int(sys.argv[2]), random.Random(int(sys.argv[3]))
     torch.set_num_threads(1)
     become_subreaper()
     # Two clients: ranks inherit one that has no connection open.
@@ -185,7 +185,7 @@ def main() -> None:
     step, operations = run_rank(uri, theirs, 1, point)
     assert step == SAVES
     count = Count()
-    for generation, (point.kill_at, point.seconds_into) in enumerate(kill_points(operations, wanted), start=1):
+    for generation, (point.kill_at, point.seconds_into) in enumerate(kill_points(operations, wanted, draw), start=1):
         point.spares_rank = generation % 2 == 0
         acknowledged, _ = run_rank(uri, theirs, 2 * generation, point)
         survivor = checkpointer(mine, 2 * generation + 1)

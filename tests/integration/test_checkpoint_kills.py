@@ -36,10 +36,10 @@ FEW = (
 
 
 @pytest.mark.timeout(900)
-def test_no_commit_is_lost_or_torn_wherever_a_writer_is_killed(job_store: JobStore) -> None:
+def test_no_commit_is_lost_or_torn_wherever_a_writer_is_killed(job_store: JobStore, draw: random.Random) -> None:
     environment = {**os.environ, **job_store.environment, "TEST_ENDPOINT": job_store.endpoint_url or ""}
     environment["PYTHONPATH"] = str(SCRIPT.parents[1])
-    command = [sys.executable, str(SCRIPT), job_store.uri, str(POINTS)]
+    command = [sys.executable, str(SCRIPT), job_store.uri, str(POINTS), str(draw.randrange(2**31))]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=880, check=False)
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -64,7 +64,7 @@ def steady(tmp_path_factory: pytest.TempPathFactory, fork: Any) -> Run:
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_ranks_killed_again_and_again_end_with_the_weights_of_a_run_that_was_not(
-    steady: Run, job_store: JobStore, tmp_path: Path, fork: Any
+    steady: Run, job_store: JobStore, draw: random.Random, tmp_path: Path, fork: Any
 ) -> None:
     """Real ranks that are killed again and again end with the same weights.
 
@@ -74,7 +74,7 @@ def test_ranks_killed_again_and_again_end_with_the_weights_of_a_run_that_was_not
     run.endpoint_url, run.environment = job_store.endpoint_url, job_store.environment
     known, kills, most_redone = 0, 0, 0
     for point in range(RANK_POINTS):
-        run.kill_at = {point % 2: random.randrange(1, 90 if EVERYTHING else 40)}
+        run.kill_at = {point % 2: draw.randrange(1, 90 if EVERYTHING else 40)}
         run.generate(2, steps=RANK_STEPS)
         killed = run.exit_codes[point % 2] == -9
         kills += killed

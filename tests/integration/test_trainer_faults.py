@@ -31,11 +31,11 @@ def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 def test_a_drain_and_resume_at_the_same_world_size_changes_no_bit(
-    uninterrupted: Run, tmp_path: Path, fork: Any
+    uninterrupted: Run, draw: random.Random, tmp_path: Path, fork: Any
 ) -> None:
     run = Run(tmp_path, fork, strategy=uninterrupted.strategy, dropout=0.2)
-    asked_at = random.randrange(1, STEPS - 2)
-    run.generate(3, {random.randrange(3): {asked_at: "drain"}})
+    asked_at = draw.randrange(1, STEPS - 2)
+    run.generate(3, {draw.randrange(3): {asked_at: "drain"}})
     assert asked_at <= assert_drained(run) <= asked_at + 2
 
     run.generate(3)
@@ -143,10 +143,12 @@ def test_variables_of_the_script_go_on_at_another_world_size(strategy: str, tmp_
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed"])
-def test_ten_resizes_use_every_sample_once_and_train_the_same(strategy: str, tmp_path: Path, fork: Any) -> None:
+def test_ten_resizes_use_every_sample_once_and_train_the_same(
+    strategy: str, draw: random.Random, tmp_path: Path, fork: Any
+) -> None:
     """A run with ten resizes uses every sample once and trains as a steady one.
 
-    It takes three epochs and a bit, with a global batch that doesn't divide. Each test run draws new world sizes.
+    It takes three epochs and a bit, with a global batch that doesn't divide. World sizes are drawn.
     """
     steps, batch = 24, 7
     steady = Run(tmp_path / "steady", fork, global_batch=batch)
@@ -154,9 +156,9 @@ def test_ten_resizes_use_every_sample_once_and_train_the_same(strategy: str, tmp
     assert_succeeded(steady)
 
     resized = Run(tmp_path / "resized", fork, strategy=strategy, global_batch=batch)
-    worlds = [random.randrange(1, 7)]
+    worlds = [draw.randrange(1, 7)]
     while len(worlds) < 11:
-        worlds.append(random.choice([world for world in range(1, 7) if world != worlds[-1]]))
+        worlds.append(draw.choice([world for world in range(1, 7) if world != worlds[-1]]))
     for step, world in enumerate(worlds[:-1]):
         resized.generate(world, {0: {2 * step + 1: "drain"}}, steps=steps)
         assert_drained(resized)
