@@ -1,13 +1,13 @@
-"""Phases, conditions, events and reasons, from the tables of the contract."""
+"""Phases, conditions, events and reasons, from the tables of their meanings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from spottrain_api.contract.reasons import CAUSES, CONDITIONS, EVENTS, FAILURES, PHASES, Reason
 from spottrain_api.contract.reports import FATAL_REASONS
 
 from .markdown import entry
+from .meanings import CAUSES, CONDITIONS, EVENTS, FAILURES, PHASES, Reason
 
 
 def phases() -> str:

@@ -19,10 +19,10 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from docs.reference_pages import meanings
 
 from spottrain.data.audit import AuditHeader, AuditRecord, AuditWriter
 from spottrain.data.order import DataOrder
-from spottrain_api.contract import reasons
 from spottrain_api.contract.names import KIND
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_local.address import MAX_NODES
@@ -135,7 +135,7 @@ def test_the_comparison_of_a_resized_run_reads_its_audit_files(tmp_path: Path) -
 
 def test_troubleshooting_names_every_phase_condition_event_and_reason() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
-    known = {*reasons.PHASES, *reasons.CONDITIONS, *reasons.EVENTS, *reasons.CAUSES, *reasons.FAILURES}
-    known |= {reason for condition in reasons.CONDITIONS.values() for reason in condition.reasons}
+    known = {*meanings.PHASES, *meanings.CONDITIONS, *meanings.EVENTS, *meanings.CAUSES, *meanings.FAILURES}
+    known |= {reason for condition in meanings.CONDITIONS.values() for reason in condition.reasons}
     missing = sorted(name for name in known if f"`{name}`" not in page)
     assert not missing, f"docs/troubleshooting.md lacks {missing}: add a row to the table that they belong to"

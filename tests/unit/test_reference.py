@@ -13,6 +13,7 @@ import click
 import pytest
 import yaml
 from docs.reference_pages import GENERATORS, MARKER, chart, environment, point_to_repository
+from docs.reference_pages.meanings import CAUSES, CONDITIONS, EVENTS, FAILURES, PHASES, WAITING
 from docs.reference_pages.trainingjob import anchor
 
 import spottrain
@@ -20,7 +21,6 @@ from spottrain_api.contract import names, nodes
 from spottrain_api.contract.causes import Cause
 from spottrain_api.contract.conditions import ConditionReason, ConditionType, EndReason, EventReason, WaitingReason
 from spottrain_api.contract.nodes import TAINTS
-from spottrain_api.contract.reasons import CAUSES, CONDITIONS, EVENTS, FAILURES, PHASES, WAITING
 from spottrain_api.contract.reports import FailureReason
 from spottrain_api.v1alpha1.status import Phase
 from spottrain_cli.main import main

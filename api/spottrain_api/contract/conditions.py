@@ -1,6 +1,6 @@
 """Names of conditions, and the reasons of conditions and events.
 
-contract/reasons.py says what each means.
+docs/reference_pages/meanings.py says what each means.
 """
 
 from __future__ import annotations

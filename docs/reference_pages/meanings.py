@@ -1,7 +1,7 @@
 """What conditions, events and reasons mean.
 
-The reference pages show these texts, and people who write tools read them. The tables name every condition and reason
-that the operator writes. tests/unit/test_reference.py compares them with the operator's sources.
+The reference pages show these texts. The tables name every condition and reason that the operator writes.
+tests/unit/test_reference.py compares them with the operator's sources.
 """
 
 from __future__ import annotations
