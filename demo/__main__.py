@@ -129,7 +129,7 @@ def end_as_ctrl_c(number: int, _: object) -> None:
     sys.exit(128 + number)
 
 
-def heed_requests_to_end() -> None:
+def handle_requests_to_end() -> None:
     """Let `end_as_ctrl_c` handle what `nohup` and the like have not switched off."""
     for number in ENDS:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -140,7 +140,7 @@ def heed_requests_to_end() -> None:
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("demo-out"), show_default=True)
 def main(out: Path) -> None:
     """Train, preempt, recover, and print what it cost."""
-    heed_requests_to_end()
+    handle_requests_to_end()
     console = Console()
     out = out.absolute()
     cluster = DemoCluster(out / "cluster", console)

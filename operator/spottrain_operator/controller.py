@@ -174,7 +174,7 @@ class Controller:
         num_failures = 0
         while not (result.gone and not job.wake.is_set()):
             await _wait(job.wake, result.requeue_after)
-            priority = await self._take_place(key, job, job.priority)
+            priority = await self._wait_for_place(key, job, job.priority)
             is_urgent.set(priority <= Priority.ENDING)
             job.wake.clear()
             job.hurry.clear()
@@ -212,9 +212,9 @@ class Controller:
         if is_urgent.get():
             is_urgent.set(False)
             self._leave_place(job)
-            await self._take_place(key, job, Priority.NORMAL)
+            await self._wait_for_place(key, job, Priority.NORMAL)
 
-    async def _take_place(self, key: JobKey, job: _Job, priority: Priority) -> Priority:
+    async def _wait_for_place(self, key: JobKey, job: _Job, priority: Priority) -> Priority:
         """Wait for a place.
 
         Returns its kind, which may be better than `priority` by then.

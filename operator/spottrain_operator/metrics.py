@@ -20,7 +20,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from spottrain_api.v1alpha1.status import TrainingJobStatus
-from spottrain_operator.core.facts.notices import heeded_notice
+from spottrain_operator.core.facts.notices import notice_of_end
 from spottrain_operator.core.model import Observed, ReportView
 from spottrain_operator.core.policies.transitions import completed
 from spottrain_operator.job_families import JOB, JobNow
@@ -168,5 +168,5 @@ def drain_latency(observed: Observed, after: TrainingJobStatus) -> float | None:
         return None
     if known is not None and known.number == generation.number and known.requested_at is not None:
         return None  # a stop may follow the drain
-    notice = heeded_notice(generation, observed)
+    notice = notice_of_end(generation, observed)
     return max(0.0, (generation.requested_at - notice.observed_at).total_seconds()) if notice is not None else None

@@ -138,7 +138,7 @@ class Reconciler:
             if "deletionTimestamp" in job["metadata"]:
                 await self._clean_up(key, published, keeps_pods=orphans_pods(job))
                 return PassResult(gone=True)
-            await self._tell_address(key, pods)
+            await self._give_address(key, pods)
             return await self._leave_alone(job, error)
         observed = await self._observe(key, record, view, pods)
         decided = self._plan(observed, self._now())
@@ -146,7 +146,7 @@ class Reconciler:
         if view.deleting and not pods:
             await self._clean_up(key, published)  # only the finalizers of others keep it
             return PassResult(gone=True)
-        await self._tell_agents(key, written, observed)
+        await self._assign(key, written, observed)
         generation = decided.status.generation
         await published(trains=generation is not None and generation.state is GenerationState.ACTIVE)
         failure: Exception | None = None
@@ -154,7 +154,7 @@ class Reconciler:
             if self._isolation is not None and decided.status.phase not in FINISHED_PHASES:
                 await self._isolation.isolate(job, record.isolation, self._now())
             await self._apply(key, record, job, written, decided.actions)
-            await self._tell_address(key, pods)
+            await self._give_address(key, pods)
         except Exception as error:
             failure = error  # the status has the decision: no later pass makes it again, and records it
         with about(generation=generation.number if generation is not None else None):
@@ -176,16 +176,16 @@ class Reconciler:
             record = self._records[key] = JobRecord(uid=uid)
         return record
 
-    async def _tell_agents(self, key: JobKey, job: JobView, observed: Observed) -> None:
+    async def _assign(self, key: JobKey, job: JobView, observed: Observed) -> None:
         if job.deleting:
-            await self._tell_exit(key)
+            await self._assign_exit(key)
         else:
             self._board.publish(key, self._assignments(job, observed))
 
     def _assignments(self, job: JobView, observed: Observed) -> dict[str, Assignment]:
-        told = assignments_for(job, [pod.uid for pod in observed.pods], self._key)
+        assigned = assignments_for(job, [pod.uid for pod in observed.pods], self._key)
         relays = relays_for(job, observed.reports)
-        return {pod.uid: _placed(told[pod.uid], pod, observed, relays.get(pod.uid)) for pod in observed.pods}
+        return {pod.uid: _placed(assigned[pod.uid], pod, observed, relays.get(pod.uid)) for pod in observed.pods}
 
     async def _pods(self, key: JobKey, job: Manifest) -> list[Manifest]:
         uid = job["metadata"]["uid"]
@@ -195,21 +195,21 @@ class Reconciler:
         self._reports.keep(key, frozenset(pod["metadata"]["uid"] for pod in pods))
         return pods
 
-    async def _tell_address(self, key: JobKey, pods: Sequence[Manifest]) -> None:
+    async def _give_address(self, key: JobKey, pods: Sequence[Manifest]) -> None:
         """Give agents a new address or authority of the control API.
 
         They can't hear it over the old one.
         """
         control = self._control()
 
-        async def tell(name: str, uid: str) -> None:
+        async def annotate(name: str, uid: str) -> None:
             try:
                 await self._cluster.annotate_pod(key.namespace, name, uid=uid, annotations=control.annotations)
             except RefusedError as error:
                 logger.warning("%s: its pod %s can't be given the control API's new address: %s", key, name, error)
 
         behind = [pod["metadata"] for pod in with_old_address(pods, control)]
-        await asyncio.gather(*(tell(meta["name"], meta["uid"]) for meta in behind))
+        await asyncio.gather(*(annotate(meta["name"], meta["uid"]) for meta in behind))
 
     async def _observe(self, key: JobKey, record: JobRecord, job: JobView, pods: Sequence[Manifest]) -> Observed:
         listening_since = self._listening_since()
@@ -348,14 +348,14 @@ class Reconciler:
 
         The agents are assigned to exit. On SIGTERM alone they would drain, for a job that no longer exists.
         """
-        pods = await self._tell_exit(key)
+        pods = await self._assign_exit(key)
         await published(trains=False)
         for meta in pods if not keeps_pods else ():
             if "deletionTimestamp" not in meta:
                 await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
         self._forget(key)
 
-    async def _tell_exit(self, key: JobKey) -> list[Manifest]:
+    async def _assign_exit(self, key: JobKey) -> list[Manifest]:
         """Assign all agents of a deleted job to exit.
 
         Those of pods that it owned until now exit, too: after a deletion with `--cascade=orphan`, nobody looks after
@@ -366,9 +366,9 @@ class Reconciler:
         """
         pods = [pod["metadata"] for pod in await self._cluster.list_pods(key.namespace, labels={LABEL_JOB: key.name})]
         owned = [meta for meta in pods if _is_owned_by_name(meta, key.name)]
-        told = {meta["uid"] for meta in pods if meta in owned or self._board.has_decided(meta["uid"])}
-        self._reports.keep(key, frozenset(told))
-        self._board.publish(key, dict.fromkeys(told, Assignment(action=AssignmentAction.EXIT)))
+        uids = {meta["uid"] for meta in pods if meta in owned or self._board.has_decided(meta["uid"])}
+        self._reports.keep(key, frozenset(uids))
+        self._board.publish(key, dict.fromkeys(uids, Assignment(action=AssignmentAction.EXIT)))
         return owned
 
     def leave(self, key: JobKey, job: Manifest | None) -> None:
@@ -408,7 +408,7 @@ def _protects(action: Action) -> bool:
     return isinstance(action, AnnotatePod) and any(action.annotations.values())
 
 
-def _placed(told: Assignment, pod: PodView, observed: Observed, relay: Relay | None) -> Assignment:
+def _placed(assigned: Assignment, pod: PodView, observed: Observed, relay: Relay | None) -> Assignment:
     """The assignment with its relay and with what its pod's node shows."""
     node = observed.nodes.get(pod.node or "")
     seen = {
@@ -416,4 +416,4 @@ def _placed(told: Assignment, pod: PodView, observed: Observed, relay: Relay | N
         "watcher": node.watcher if node is not None else "",
         "relay": relay,
     }
-    return told.model_copy(update=seen)
+    return assigned.model_copy(update=seen)

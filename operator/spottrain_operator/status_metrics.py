@@ -48,7 +48,7 @@ class JobMetrics(Collector):
         now: The time.
         leads: Whether this operator leads. While it doesn't, what it knows of the jobs is old, and it shows none.
         last_contact: When the agent of a pod, by uid, was last heard; None if it never was.
-        on_over: Told about each such job, so that its other metrics can go, too. A scrape may do so, in its thread.
+        on_over: Called with each such job, so that its other metrics can go, too. A scrape may do so, in its thread.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from spottrain_api.v1alpha1.status import TrainingJobStatus, Transition
-from spottrain_operator.core.facts.notices import heeded_notice
+from spottrain_operator.core.facts.notices import notice_of_end
 from spottrain_operator.core.model import Observed
 from spottrain_operator.core.policies.transitions import completed
 from spottrain_operator.kube.client import JobKey
@@ -135,7 +135,7 @@ def request_of(status: TrainingJobStatus, observed: Observed) -> Request | None:
     generation = status.generation
     if generation is None or generation.requested_at is None:
         return None
-    notice = heeded_notice(generation, observed)
+    notice = notice_of_end(generation, observed)
     return Request(
         generation=generation.number,
         requested_at=generation.requested_at,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from spottrain_api.contract.names import ANNOTATION_NOTICE
 from spottrain_api.v1alpha1.status import FINISHED_PHASES
 from spottrain_operator.controller import Priority
-from spottrain_operator.core.facts.notices import DOOMING_TAINTS
+from spottrain_operator.core.facts.notices import LOSS_TAINTS
 from spottrain_operator.kube.cache import Change
 from spottrain_operator.kube.client import JobKey, Kind, Manifest
 from spottrain_operator.objects.watched_cluster import job_of
@@ -81,7 +81,7 @@ def _troubles_of_pod(pod: Manifest) -> set[str]:
 
 def _troubles_of_node(node: Manifest) -> set[str]:
     meta = node["metadata"]
-    taints = {taint["key"] for taint in node["spec"]["taints"]} & DOOMING_TAINTS
+    taints = {taint["key"] for taint in node["spec"]["taints"]} & LOSS_TAINTS
     # Another version of a notice may have another deadline, or take it back.
     notice = {meta.get("annotations", {}).get(ANNOTATION_NOTICE)} - {None}
     ready = any(each["status"] == "True" for each in node["status"]["conditions"])

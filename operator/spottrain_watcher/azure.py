@@ -84,10 +84,10 @@ class ScheduledEvent(BaseModel):
         if self.has_started:
             return now
         try:
-            told = http_time(self.not_before) + offset
+            announced = http_time(self.not_before) + offset
         except (ValueError, OverflowError):
-            told = None
-        return deadline_of(told, LEAD, now)
+            announced = None
+        return deadline_of(announced, LEAD, now)
 
 
 class Document(BaseModel):

@@ -89,7 +89,7 @@ class KubernetesSource:
 
     async def _notices(self, objects: _Observed) -> AsyncIterator[tuple[Notice, ...]]:
         known: dict[str, Notice] = {}
-        told: tuple[str, tuple[Notice, ...]] | None = None
+        reported: tuple[str, tuple[Notice, ...]] | None = None
         while True:
             await objects.changed.wait()
             objects.changed.clear()
@@ -103,8 +103,8 @@ class KubernetesSource:
             notices = tuple(known.values())
             # A Node that is registered anew has no mark. Between two lists, nothing else shows that it was gone.
             news = (self._node["metadata"]["uid"], notices)
-            if news != told:
-                told = news
+            if news != reported:
+                reported = news
                 yield notices
 
     async def _follow(self, path: str, on_objects: Callable[[dict[str, Any]], None], **selectors: str) -> None:

@@ -123,14 +123,14 @@ def http_time(text: object) -> datetime:
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
-def deadline_of(told: datetime | None, lead: timedelta, now: datetime) -> datetime:
+def deadline_of(announced: datetime | None, lead: timedelta, now: datetime) -> datetime:
     """The deadline that the cloud gives.
 
     If it gives none, or an impossible one, the deadline is `lead` from now.
     """
-    if told is None or not now - LONGEST_OVERDUE < told < now + LONGEST_NOTICE:
+    if announced is None or not now - LONGEST_OVERDUE < announced < now + LONGEST_NOTICE:
         return now + lead
-    return told
+    return announced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,7 @@ class Polls:
     async def watch(self) -> AsyncIterator[tuple[Notice, ...]]:
         """Yield all notices whenever they change, for ever."""
         self._known.clear()
-        told: tuple[Notice, ...] | None = None
+        reported: tuple[Notice, ...] | None = None
         first, *others = self._polls
         tasks = [asyncio.create_task(self._run(first))]
         try:
@@ -189,8 +189,8 @@ class Polls:
                     if task.done():
                         task.result()  # a poll never ends: this is a bug, and it has to show
                 notices = tuple(notice for each in self._known.values() for notice in each)
-                if notices != told:
-                    told = notices
+                if notices != reported:
+                    reported = notices
                     yield notices
                 if len(tasks) == 1:
                     tasks += [asyncio.create_task(self._run(poll)) for poll in others]

@@ -116,9 +116,9 @@ STARTS: list[Any] = [
     pytest.param(lambda s: replace(s, now=at(60)).all_say().says(4, warm=False), 3, id="patience-is-over"),
     pytest.param(lambda s: s.pod(3, ready=False).pod(4, ready=False).pod(2, ready=False), None, id="below-min"),
     pytest.param(lambda s: s.says(4, age=10), 3, id="silent-one-is-left-out"),
-    pytest.param(lambda s: s.node(4, notice=notice(4)), 3, id="doomed-by-annotation-is-left-out"),
-    pytest.param(lambda s: s.says(4, notices=(notice(4),)), 3, id="doomed-by-its-agent-is-left-out"),
-    pytest.param(lambda s: s.node(4, taints=("karpenter.sh/disrupted",)), 3, id="doomed-by-taint-is-left-out"),
+    pytest.param(lambda s: s.node(4, notice=notice(4)), 3, id="leaving-by-annotation-is-left-out"),
+    pytest.param(lambda s: s.says(4, notices=(notice(4),)), 3, id="leaving-by-its-agent-is-left-out"),
+    pytest.param(lambda s: s.node(4, taints=("karpenter.sh/disrupted",)), 3, id="leaving-by-taint-is-left-out"),
     pytest.param(lambda s: s.pod(4, deleting=True), 3, id="deleting-is-left-out"),
     pytest.param(lambda s: s.pod(4, disruption="EvictionByEvictionAPI"), 3, id="evicted-is-left-out"),
     pytest.param(lambda s: s.pod(4, template_hash="old"), 3, id="outdated-is-left-out"),
@@ -206,7 +206,7 @@ ENDS: list[Any] = [
         lambda s: s.says(3, phase=AgentPhase.FAILED).node(4, notice=notice(4)),
         STOPPING,
         "Preempted",
-        id="failed-doomed",
+        id="failed-leaving",
     ),
     pytest.param(lambda s: s.all_say(step_age_seconds=700.0), STOPPING, "Hang", id="hang"),
     pytest.param(
@@ -342,7 +342,7 @@ GROWTH: list[Any] = [
     pytest.param(lambda s: s.all_say(progress=training(980)).status(accounted_at=None), None, id="nearly-done"),
     pytest.param(lambda s: s.says(1, progress=EARLY_STOP), None, id="stopped-early"),
     pytest.param(lambda s: s.says(4, warm=False), None, id="not-warm"),
-    pytest.param(lambda s: s.node(4, notice=notice(4)), None, id="doomed"),
+    pytest.param(lambda s: s.node(4, notice=notice(4)), None, id="leaving"),
     pytest.param(lambda s: s.status(conditions=(SAVES_FAIL,)), None, id="saves-fail"),
 ]
 

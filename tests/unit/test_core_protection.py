@@ -59,12 +59,12 @@ def test_a_recommendation_is_no_notice() -> None:
 
 
 def test_a_false_alarm_brings_it_back() -> None:
-    doomed = training_job().node(4, notice=notice(4)).decided()
-    assert annotated(doomed.node(4, notice=notice(4, cancelled=True))) == {"job-4": PROTECTION}
+    leaving = training_job().node(4, notice=notice(4)).decided()
+    assert annotated(leaving.node(4, notice=notice(4, cancelled=True))) == {"job-4": PROTECTION}
     expired = notice(
         4, deadline=NOW - timedelta(seconds=DEFAULT_TIMING.notice_expiry), observed_at=NOW - timedelta(seconds=120)
     )
-    assert annotated(doomed.node(4, notice=expired)) == {"job-4": PROTECTION}
+    assert annotated(leaving.node(4, notice=expired)) == {"job-4": PROTECTION}
 
 
 def test_pods_that_wait_for_a_generation_ask_for_nothing() -> None:
@@ -90,8 +90,8 @@ def test_a_pod_that_leaves_is_not_annotated() -> None:
 def test_other_values_are_somebodys_decision() -> None:
     mine = {KARPENTER: "true", AUTOSCALER: "true"}
     assert annotated(training_job().pod(4, protection=mine)) == {}
-    doomed = training_job().pod(4, protection=mine).says(4, notices=(notice(4),))
-    assert annotated(doomed) == {"job-4": {KARPENTER: None}}
+    leaving = training_job().pod(4, protection=mine).says(4, notices=(notice(4),))
+    assert annotated(leaving) == {"job-4": {KARPENTER: None}}
 
 
 def test_the_pod_template_decides() -> None:

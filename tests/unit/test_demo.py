@@ -17,7 +17,7 @@ from zipfile import ZipFile
 import demo.__main__
 import pytest
 from click.testing import CliRunner
-from demo.__main__ import ENDS, heed_requests_to_end, main, progress_line
+from demo.__main__ import ENDS, handle_requests_to_end, main, progress_line
 from demo.incidents import SETTLED_STEPS, Course, DemoCluster, Incident, incidents
 from demo.results import verdict
 from rich.console import Console
@@ -110,7 +110,7 @@ def handlers() -> Iterator[None]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.usefixtures("handlers")
 def test_a_request_to_end_ends_the_demo_once_so_that_it_stops_its_cluster(number: signal.Signals) -> None:
-    heed_requests_to_end()
+    handle_requests_to_end()
     with pytest.raises(SystemExit) as ended:
         os.kill(os.getpid(), number)
     assert ended.value.code == 128 + number
@@ -121,7 +121,7 @@ def test_a_request_to_end_ends_the_demo_once_so_that_it_stops_its_cluster(number
 @pytest.mark.usefixtures("handlers")
 def test_the_demo_outlives_its_terminal_under_nohup() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    heed_requests_to_end()
+    handle_requests_to_end()
     os.kill(os.getpid(), signal.SIGHUP)
 
 
@@ -165,7 +165,7 @@ def test_a_cluster_that_does_not_start_is_told_without_a_traceback(
 
     monkeypatch.setenv("SPOTTRAIN_LOCAL_HOME", "")
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(demo.__main__, "heed_requests_to_end", lambda: None)
+    monkeypatch.setattr(demo.__main__, "handle_requests_to_end", lambda: None)
     result = CliRunner().invoke(main, ["--out", str(tmp_path)])
     assert isinstance(result.exception, SystemExit)
     assert "Error: The demo's cluster did not start." in result.output

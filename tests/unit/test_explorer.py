@@ -53,7 +53,7 @@ def test_a_seeded_bug_is_a_patch_of_the_code_as_it_is(bug: bugs.Bug, tmp_path: P
     bugs.patched(bug, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["commit-before-manifest", "drain-is-told-as-stop"])
+@pytest.mark.parametrize("name", ["commit-before-manifest", "drain-is-assigned-as-stop"])
 def test_a_seeded_bug_is_found(name: str) -> None:
     [bug] = [bug for bug in bugs.seeded() if bug.name == name]
     is_found, printed = bugs.hunt(bug)

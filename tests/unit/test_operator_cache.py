@@ -53,84 +53,84 @@ def kept() -> Kept:
 
 
 def test_an_own_write_is_read_before_the_watch_shows_it(kept: Kept) -> None:
-    kept.cache.take(shown(5, phase="Pending"))
+    kept.cache.apply(shown(5, phase="Pending"))
     kept.cache.written(pod(9, phase="Running"))
     assert kept.version == 9
-    kept.cache.take(shown(7, phase="Failed"))
+    kept.cache.apply(shown(7, phase="Failed"))
     found = kept.cache.get(KEY)
     assert found is not None
     assert found["phase"] == "Running", "an event from before the write changes nothing"
 
 
 def test_the_echo_of_an_own_write_tells_nobody(kept: Kept) -> None:
-    kept.cache.written(pod(9, phase="Running"), tell=False)
-    kept.cache.take(shown(9, phase="Running"))
+    kept.cache.written(pod(9, phase="Running"), report=False)
+    kept.cache.apply(shown(9, phase="Running"))
     assert kept.changes == []
 
 
 def test_the_late_answer_to_a_write_brings_nothing_back(kept: Kept) -> None:
     """The watch shows a later deletion before the answer to the write arrives."""
-    kept.cache.take(shown(5))
-    kept.cache.take(shown(10, deleted=True))
+    kept.cache.apply(shown(5))
+    kept.cache.apply(shown(10, deleted=True))
     kept.cache.written(pod(9))
     assert kept.version is None
 
 
 def test_a_bookmark_counts_as_shown(kept: Kept) -> None:
-    kept.cache.take(bookmark(20))
+    kept.cache.apply(bookmark(20))
     kept.cache.written(pod(9))
     assert kept.version is None, "the watch has shown everything up to 20, and this object isn't there"
 
 
 def test_what_was_deleted_at_once_is_gone_at_once(kept: Kept) -> None:
-    kept.cache.take(shown(5))
+    kept.cache.apply(shown(5))
     kept.cache.deleted(KEY, "u1")
     assert kept.version is None
-    kept.cache.take(shown(8))
+    kept.cache.apply(shown(8))
     assert kept.version is None, "an event from before the deletion"
-    kept.cache.take(shown(9, deleted=True))
-    kept.cache.take(shown(12, uid="u2"))
+    kept.cache.apply(shown(9, deleted=True))
+    kept.cache.apply(shown(12, uid="u2"))
     assert kept.version == 12, "another pod of this name"
 
 
 def test_a_deletion_that_is_known_already_removes_no_newer_object(kept: Kept) -> None:
-    kept.cache.take(shown(12, uid="u2"))
+    kept.cache.apply(shown(12, uid="u2"))
     kept.cache.deleted(KEY, "u1")
     assert kept.version == 12
-    kept.cache.take(shown(14, uid="u2"))
+    kept.cache.apply(shown(14, uid="u2"))
     assert kept.version == 14
 
 
 def test_a_new_list_removes_what_it_lacks_but_no_newer_write(kept: Kept) -> None:
-    kept.cache.take(shown(5))
-    kept.cache.take(WatchEvent(object=pod(6, name="gpt-2"), version=6))
+    kept.cache.apply(shown(5))
+    kept.cache.apply(WatchEvent(object=pod(6, name="gpt-2"), version=6))
     kept.cache.written(pod(30, name="gpt-3"))
     kept.cache.replace_all(Listing(items=(pod(20, name="gpt-2"),), version=25))
     assert [each["metadata"]["name"] for each in kept.cache.all()] == ["gpt-2", "gpt-3"]
 
 
 def test_a_list_of_some_removes_only_those_that_it_is_about(kept: Kept) -> None:
-    kept.cache.take(shown(5, node="a"))
-    kept.cache.take(WatchEvent(object=pod(6, name="gpt-2", node="b"), version=6))
+    kept.cache.apply(shown(5, node="a"))
+    kept.cache.apply(WatchEvent(object=pod(6, name="gpt-2", node="b"), version=6))
     kept.cache.read(("node", "a"), Listing(items=(), version=9))
     assert [each["metadata"]["name"] for each in kept.cache.all()] == ["gpt-2"]
-    kept.cache.take(shown(8, node="a"))
+    kept.cache.apply(shown(8, node="a"))
     assert kept.version is None, "the list was newer"
 
 
 def test_only_what_is_kept_counts_as_a_change(kept: Kept) -> None:
-    kept.cache.take(shown(5, phase="Running", noise=1))
-    kept.cache.take(shown(6, phase="Running", noise=2))
+    kept.cache.apply(shown(5, phase="Running", noise=1))
+    kept.cache.apply(shown(6, phase="Running", noise=2))
     assert len(kept.changes) == 1
     assert kept.version == 6, "it is the newer object all the same"
-    kept.cache.take(shown(7, phase="Failed"))
+    kept.cache.apply(shown(7, phase="Failed"))
     before, after = kept.changes[-1].before, kept.changes[-1].after
     assert (before or {})["phase"] == "Running"
     assert (after or {})["phase"] == "Failed"
 
 
 def test_a_reader_may_change_what_it_gets(kept: Kept) -> None:
-    kept.cache.take(shown(5, labels={"a": "1"}))
+    kept.cache.apply(shown(5, labels={"a": "1"}))
     found = kept.cache.get(KEY)
     assert found is not None
     found["labels"]["a"] = "2"
@@ -138,13 +138,13 @@ def test_a_reader_may_change_what_it_gets(kept: Kept) -> None:
 
 
 def test_an_object_is_found_by_where_it_is_now(kept: Kept) -> None:
-    kept.cache.take(shown(5))
+    kept.cache.apply(shown(5))
     assert kept.cache.found_by(("node", "a")) == []
-    kept.cache.take(shown(6, node="a"))
-    kept.cache.take(shown(7, node="b"))
+    kept.cache.apply(shown(6, node="a"))
+    kept.cache.apply(shown(7, node="b"))
     assert kept.cache.found_by(("node", "a")) == []
     assert [each["node"] for each in kept.cache.found_by(("node", "b"))] == ["b"]
-    kept.cache.take(shown(8, node="b", deleted=True))
+    kept.cache.apply(shown(8, node="b", deleted=True))
     assert kept.cache.found_by(("node", "b")) == []
     assert list(kept.cache.indices) == []
 
@@ -192,7 +192,7 @@ class Race:
         if self.position + 1 < len(self.lives):
             self.position += 1
             deleted = self.lives[self.position] is None
-            self.kept.cache.take(WatchEvent(object=self.at(self.position), version=self.position, deleted=deleted))
+            self.kept.cache.apply(WatchEvent(object=self.at(self.position), version=self.position, deleted=deleted))
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -212,18 +212,18 @@ def test_in_any_order_the_newest_wins(seed: int) -> None:
 
 def test_without_an_order_a_later_event_of_another_object_hides_no_own_write() -> None:
     kept = Kept(ordered=False)
-    kept.cache.take(shown(5, phase="Pending"))
-    kept.cache.take(shown(10, name="gpt-2", uid="u2"))
+    kept.cache.apply(shown(5, phase="Pending"))
+    kept.cache.apply(shown(10, name="gpt-2", uid="u2"))
     kept.cache.written(pod(9, phase="Running"))
     assert kept.version == 9
 
 
 def test_without_an_order_a_late_answer_does_not_bring_a_deleted_object_back() -> None:
     kept = Kept(ordered=False)
-    kept.cache.take(shown(5))
-    kept.cache.take(shown(8, deleted=True))
+    kept.cache.apply(shown(5))
+    kept.cache.apply(shown(8, deleted=True))
     kept.cache.written(pod(7))
     kept.cache.written(pod(9))
     assert kept.version is None
-    kept.cache.take(shown(11, uid="u2"))
+    kept.cache.apply(shown(11, uid="u2"))
     assert kept.version == 11, "another object of that name"

@@ -28,18 +28,18 @@ def raw(type: str | None, version: int, uid: str = "u1") -> dict[str, Any]:
 
 def test_jobs_that_are_there_and_what_becomes_of_them_are_shown() -> None:
     events = JobEvents()
-    assert events.take(LISTED) is None
-    found = [events.take(each) for each in (raw(None, 3), raw("MODIFIED", 5), raw("DELETED", 6))]
+    assert events.convert(LISTED) is None
+    found = [events.convert(each) for each in (raw(None, 3), raw("MODIFIED", 5), raw("DELETED", 6))]
     assert [(each.version, each.deleted) for each in found if each] == [(3, False), (5, False), (6, True)]
 
 
 def test_a_second_list_expires_the_watch() -> None:
     """After an interruption, kopf lists again, without what was deleted meanwhile."""
     events = JobEvents()
-    events.take(LISTED)
-    events.take(raw("ADDED", 4))
+    events.convert(LISTED)
+    events.convert(raw("ADDED", 4))
     with pytest.raises(ExpiredError):
-        events.take(LISTED)
+        events.convert(LISTED)
 
 
 def discovered(path: str) -> dict[str, Any]:

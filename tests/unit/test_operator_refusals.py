@@ -274,13 +274,13 @@ async def test_a_pod_with_a_notice_loses_its_protection_at_once_though_another_i
     world = await training(cluster, last_step=1000)
     for _ in range(10):
         await world.turn()
-    doomed = cluster.pods[KEY.namespace, "gpt-2"]
-    assert doomed["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
-    cluster.nodes[doomed["spec"]["nodeName"]]["spec"] = {
+    leaving = cluster.pods[KEY.namespace, "gpt-2"]
+    assert leaving["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
+    cluster.nodes[leaving["spec"]["nodeName"]]["spec"] = {
         "taints": [{"key": TAINT_PREEMPTION, "effect": "NoSchedule"}]
     }
     await world.reconciler.reconcile(KEY)
-    assert "karpenter.sh/do-not-disrupt" not in doomed["metadata"]["annotations"]
+    assert "karpenter.sh/do-not-disrupt" not in leaving["metadata"]["annotations"]
 
 
 class QuotaCluster(RefusingCluster):

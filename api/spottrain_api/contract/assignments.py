@@ -228,12 +228,12 @@ class AgentReport(PeerMessage):
         Commits go on for as long as the ranks train, and change nothing else.
         """
         progress = self.progress
-        told = None if progress is None else progress.model_dump(include=_NEWS_OF_PROGRESS)
+        news = None if progress is None else progress.model_dump(include=_NEWS_OF_PROGRESS)
         return (
             *(self.generation, self.phase, self.warm, self.rendezvous_port, self.replica_port),
             *(self.relay_port, self.relay_token),
             *(self.failure, self.notices, self.stalled),
-            *(told, self.watch.state if self.watch is not None else None),
+            *(news, self.watch.state if self.watch is not None else None),
         )
 
 

@@ -93,7 +93,10 @@ class AssignmentBoard:
         if assignments:
             # A poll that waits holds the old ones. The same again would take memory twice.
             self._assignments.update(
-                {uid: before[uid] if before.get(uid) == told else kept(told) for uid, told in assignments.items()}
+                {
+                    uid: before[uid] if before.get(uid) == assigned else kept(assigned)
+                    for uid, assigned in assignments.items()
+                }
             )
             self._jobs.update(dict.fromkeys(assignments, job))
             self._pods[job] = frozenset(assignments)
@@ -116,8 +119,8 @@ class AssignmentBoard:
         if own is None or own.generation is None or own.generation.node_rank != 0:
             return None
         number, others = own.generation.number, self._pods[self._jobs[pod_uid]] - {pod_uid}
-        told = {uid: self._assignments[uid] for uid in others}
-        return {uid: a for uid, a in told.items() if a.generation is not None and a.generation.number == number}
+        assigned = {uid: self._assignments[uid] for uid in others}
+        return {uid: a for uid, a in assigned.items() if a.generation is not None and a.generation.number == number}
 
     def has_decided(self, pod_uid: str) -> bool:
         """Whether the pod has an assignment."""
@@ -135,13 +138,13 @@ class AssignmentBoard:
         """
         try:
             async with asyncio.timeout(timeout_seconds):
-                while (told := self._told(pod_uid)) is None or told.revision == after:
+                while (assigned := self._assigned(pod_uid)) is None or assigned.revision == after:
                     await self._changed.setdefault(pod_uid, asyncio.Event()).wait()
-                return told
+                return assigned
         except TimeoutError:
             return None
 
-    def _told(self, pod_uid: str) -> Assignment | None:
+    def _assigned(self, pod_uid: str) -> Assignment | None:
         own = self._assignments.get(pod_uid)
         peers = self.led_by(pod_uid)
         return own if own is None or not peers else RelayAssignment(**dict(own), peers=peers)
@@ -287,7 +290,7 @@ class ReportBox:
                 self.put(identity, self._with_relay(peer), received_at=received_at)
 
     def _with_relay(self, report: AgentReport) -> AgentReport:
-        """The report with what the process has told the operator of its relay."""
+        """The report, with the relay that the process has reported to the operator."""
         known = self._reports.get(report.pod_uid)
         if known is None or known.report.process != report.process:
             return report

@@ -139,12 +139,12 @@ class ControlApi:
             )
         began = time.thread_time()
         try:
-            return self._take(request, pod, body, received_at)
+            return self._accept(request, pod, body, received_at)
         finally:
             self._work.spend(pod.uid, time.thread_time() - began)
 
-    def _take(self, request: web.Request, pod: PodIdentity, body: bytes, received_at: datetime) -> web.Response:
-        """Take a report. This doesn't wait, so that its processor time is its own."""
+    def _accept(self, request: web.Request, pod: PodIdentity, body: bytes, received_at: datetime) -> web.Response:
+        """Accept a report. This doesn't wait, so that its processor time is its own."""
         try:
             report = parse_report(body)
         except InvalidReportError as error:
@@ -155,7 +155,7 @@ class ControlApi:
                 f"({report.pod_uid}); report with the token of the pod itself"
             )
         if self._reports.put(pod, report.model_copy(update={"peers": ()}), received_at=received_at):
-            self._take_peers(pod, report, received_at)
+            self._accept_peers(pod, report, received_at)
         seconds = QUIET_REPORT_SECONDS if self._board.node_rank(pod.uid) else self._report_seconds
         return web.Response(status=204, headers={REPORT_SECONDS_HEADER: f"{seconds:g}"})
 
@@ -169,8 +169,8 @@ class ControlApi:
             logger.warning("the report of pod %s/%s is refused: %s", pod.namespace, pod.pod, problem)
         return web.Response(status=status, text=problem)
 
-    def _take_peers(self, pod: PodIdentity, report: RelayReport, received_at: datetime) -> None:
-        """Take what node rank 0 reports of the other members of its generation."""
+    def _accept_peers(self, pod: PodIdentity, report: RelayReport, received_at: datetime) -> None:
+        """Accept what node rank 0 reports of the other members of its generation."""
         if (report.present or report.peers) and not self._board.has_decided(pod.uid):
             raise web.HTTPServiceUnavailable(
                 text="this operator has not decided on the job yet, so it doesn't know whom the pod may relay; retry "

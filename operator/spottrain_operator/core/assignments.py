@@ -39,9 +39,9 @@ def assignments_for(job: JobView, pod_uids: Iterable[str], key: bytes = b"") -> 
     if generation is None:
         return {uid: Assignment(action=AssignmentAction.WAIT) for uid in pod_uids}
     ranks = {member.pod_uid: member.node_rank for member in generation.members}
-    shared = _told_to_all(job, generation)
+    shared = _shared_by_all(job, generation)
     return {
-        uid: _assignment(generation, _as_told(shared, job, ranks[uid], key))
+        uid: _assignment(generation, _of_member(shared, job, ranks[uid], key))
         if uid in ranks
         else Assignment(action=AssignmentAction.WAIT)
         for uid in pod_uids
@@ -53,14 +53,16 @@ def assignment_for(job: JobView, pod_uid: str, key: bytes = b"") -> Assignment:
     return assignments_for(job, (pod_uid,), key)[pod_uid]
 
 
-def _assignment(generation: GenerationStatus, told: GenerationAssignment) -> Assignment:
+def _assignment(generation: GenerationStatus, assigned: GenerationAssignment) -> Assignment:
     if generation.state is GenerationState.ACTIVE:
-        return Assignment(action=AssignmentAction.RUN, generation=told)
+        return Assignment(action=AssignmentAction.RUN, generation=assigned)
     if generation.state is GenerationState.DRAINING:
-        return Assignment(action=AssignmentAction.DRAIN, generation=told, drain=_drain_request(generation))
+        return Assignment(action=AssignmentAction.DRAIN, generation=assigned, drain=_drain_request(generation))
     # STOPPING; or ENDED, for a member that was silent when the others ended.
     return Assignment(
-        action=AssignmentAction.STOP, generation=told, show_stacks=True if generation.reason == Cause.HANG else None
+        action=AssignmentAction.STOP,
+        generation=assigned,
+        show_stacks=True if generation.reason == Cause.HANG else None,
     )
 
 
@@ -93,8 +95,8 @@ def _drain_request(generation: GenerationStatus) -> DrainRequest:
 def _interruptions(job: JobView, generation: GenerationStatus) -> Interruptions:
     """Count the preemptions before `generation`, in the time with members.
 
-    So the counts stay the same while it runs. Of one that stops or has ended none are told: they would change with
-    the wait after it.
+    So the counts stay the same while it runs. The assignment of one that stops or has ended has none:
+    they would change with the wait after it.
     """
     if generation.state in (GenerationState.STOPPING, GenerationState.ENDED):
         return Interruptions()
@@ -123,7 +125,7 @@ def _share_with_members(status: TrainingJobStatus, elapsed: float) -> float:
     return max(0.0, 1 - (status.time.suspended_seconds + status.time.capacity_seconds) / elapsed)
 
 
-def _told_to_all(job: JobView, generation: GenerationStatus) -> GenerationAssignment:
+def _shared_by_all(job: JobView, generation: GenerationStatus) -> GenerationAssignment:
     """What is the same for all members.
 
     It is most of an assignment, and they share it.
@@ -140,7 +142,7 @@ def _told_to_all(job: JobView, generation: GenerationStatus) -> GenerationAssign
     )
 
 
-def _as_told(shared: GenerationAssignment, job: JobView, node_rank: int, key: bytes) -> GenerationAssignment:
+def _of_member(shared: GenerationAssignment, job: JobView, node_rank: int, key: bytes) -> GenerationAssignment:
     own: dict[str, Any] = {"node_rank": node_rank}
     replicas = replica_settings(job, node_rank, key)
     if replicas is not None:

@@ -56,9 +56,9 @@ class ObjectCache:
     """The objects of one kind.
 
     Args:
-        trim: Copies of an object the part to keep. Without a change in it, nobody is told.
+        trim: Copies of an object the part to keep. Without a change in it, nothing is reported.
         index: What else than its name the trimmed object is found by.
-        on_change: Told about each change, after it.
+        on_change: Called with each change, after it.
         ordered: Whether the watch shows changes in the order of their versions, or in order for each object alone.
     """
 
@@ -121,8 +121,8 @@ class ObjectCache:
         }
         self._shown = max(self._shown, listing.version)
 
-    def take(self, event: WatchEvent) -> None:
-        """Take the next event of the watch."""
+    def apply(self, event: WatchEvent) -> None:
+        """Apply the next event of the watch."""
         if event.object is not None:
             if event.deleted:
                 self._remove(_key(event.object), event.version)
@@ -133,14 +133,14 @@ class ObjectCache:
 
     # --- what this process has written, or read by itself ---------------------------------------------------
 
-    def written(self, answer: Manifest, *, tell: bool = True) -> None:
+    def written(self, answer: Manifest, *, report: bool = True) -> None:
         """Take the answer to a write, or to a read of one object, before the watch.
 
-        If `tell` is False, nobody learns of the change. If the watch has come this far, it has shown that, and
+        If `report` is False, nobody learns of the change. If the watch has come this far, it has shown that, and
         perhaps more.
         """
         if not self._ordered or _version(answer) > self._shown:
-            self._put(answer, tell=tell)
+            self._put(answer, report=report)
 
     def deleted(self, key: Key, uid: str) -> None:
         """Note that an object is gone, before the watch shows it."""
@@ -160,7 +160,7 @@ class ObjectCache:
 
     # ------------------------------------------------------------------------------------------------------
 
-    def _put(self, manifest: Manifest, *, tell: bool = True) -> None:
+    def _put(self, manifest: Manifest, *, report: bool = True) -> None:
         key, version = _key(manifest), _version(manifest)
         old = self._kept.get(key)
         gone_version, gone_uid = self._gone.get(key, (0, ""))
@@ -176,7 +176,7 @@ class ObjectCache:
         before = old.object() if old is not None else None
         self._kept[key] = new
         self._move(key, before, trimmed)
-        if tell:
+        if report:
             self._on_change(Change(before=before, after=new.object()))
 
     def _remove(self, key: Key, version: int) -> None:

@@ -83,7 +83,7 @@ class JobEvents:
     def __init__(self) -> None:
         self._is_listed = False
 
-    def take(self, raw: RawEvent) -> WatchEvent | None:
+    def convert(self, raw: RawEvent) -> WatchEvent | None:
         """What the event shows, if anything.
 
         Raises:
@@ -115,7 +115,7 @@ async def _watch_jobs() -> AsyncIterator[WatchEvent]:
         while (raw := await raw_events.get()) is not None:
             if isinstance(raw, Exception):
                 raise ExpiredError(f"kopf has stopped: {raw}") from raw
-            if (event := events.take(raw)) is not None:
+            if (event := events.convert(raw)) is not None:
                 yield event
         raise ExpiredError("kopf has stopped")
     finally:

@@ -71,7 +71,7 @@ class LeaderElection:
 
         No other release leads a namespace of this one's then.
         """
-        while not await self._take():
+        while not await self._try_to_lead():
             self._version = 0  # nothing is cached yet
             # Two releases that start at once may both give way, but not for ever.
             await asyncio.sleep(self._settings.retry_seconds * random.uniform(1.0, 1.5))
@@ -103,7 +103,7 @@ class LeaderElection:
             Whether this process leads on.
         """
         self.is_leader = False
-        while not await self._take(only_own=True):
+        while not await self._try_to_lead(only_own=True):
             if self._taken_by_another():
                 return False
             await asyncio.sleep(self._settings.retry_seconds)
@@ -123,7 +123,7 @@ class LeaderElection:
         except ClusterError as error:
             logger.warning("the lease could not be released; it expires by itself: %s", error)
 
-    async def _take(self, *, only_own: bool = False) -> bool:
+    async def _try_to_lead(self, *, only_own: bool = False) -> bool:
         """Try once to lead.
 
         That is to take the lease, as the only release, before it has to be renewed again. A slow answer about the
@@ -146,7 +146,7 @@ class LeaderElection:
             if lease is not None and self._has_gone_back(lease):
                 self._holder = ""
                 return False
-            if lease is not None and not (self._is_own(lease) if only_own else self._may_take(lease)):
+            if lease is not None and not (self._is_own(lease) if only_own else self._may_acquire(lease)):
                 self._holder = lease["spec"].get("holderIdentity", "")
                 self.is_standby = not only_own
                 return False
@@ -218,7 +218,7 @@ class LeaderElection:
     def _is_own(self, lease: Manifest) -> bool:
         return bool(lease["spec"].get("holderIdentity") == self._settings.identity)
 
-    def _may_take(self, lease: Manifest) -> bool:
+    def _may_acquire(self, lease: Manifest) -> bool:
         holder = lease["spec"].get("holderIdentity")
         if not holder or holder == self._settings.identity:
             return True

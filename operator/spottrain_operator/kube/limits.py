@@ -45,14 +45,14 @@ class RequestLimiter:
 
     async def turn(self) -> None:
         """Wait for a token."""
-        if not (self._urgent or self._ordinary) and self._take():
+        if not (self._urgent or self._ordinary) and self._use_token():
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         (self._urgent if is_urgent.get() else self._ordinary).append(turn)
         self._serve()
         await turn
 
-    def _take(self) -> bool:
+    def _use_token(self) -> bool:
         now = self._clock()
         filled = self._tokens + (now - self._filled_at) * self._limits.qps
         self._tokens, self._filled_at = min(float(self._limits.burst), filled), now
@@ -69,7 +69,7 @@ class RequestLimiter:
         while (waiting := self._next()) is not None:
             if waiting[0].done():  # its request was cancelled
                 waiting.popleft()
-            elif self._take():
+            elif self._use_token():
                 waiting.popleft().set_result(None)
                 self._num_passed_over = self._num_passed_over + 1 if waiting is self._urgent and self._ordinary else 0
             else:

@@ -58,7 +58,7 @@ class WatchedCluster:
     Args:
         cluster: Writes, and reads what no cache holds.
         watches: Fills the caches.
-        on_change: Told about each change, except about the status that this client writes itself.
+        on_change: Called with each change, except about the status that this client writes itself.
     """
 
     def __init__(self, cluster: ClusterClient, watches: WatchClient, on_change: OnChange) -> None:
@@ -135,7 +135,7 @@ class WatchedCluster:
             if job.get("status"):
                 self._unsure_pods.add(key)  # it counts pods that the watch may not have shown
             self._specs[key] = (_spec_version(job), job.get("spec", {}))
-            self._jobs.written(job, tell=False)
+            self._jobs.written(job, report=False)
         elif (known := self._jobs.get((key.namespace, key.name))) is not None:
             self._jobs.deleted((key.namespace, key.name), known["metadata"]["uid"])
         return trimmed_job(job) if job is not None else None
@@ -201,7 +201,7 @@ class WatchedCluster:
         written = None
         try:
             answer = await _or_unsure(self._cluster.replace_job_status(job), self._unsure_jobs, key)
-            self._jobs.written(answer, tell=False)
+            self._jobs.written(answer, report=False)
             written = trimmed_job(answer)
             return answer
         finally:
@@ -303,7 +303,7 @@ async def _follow(watches: WatchClient, kind: Kind, cache: ObjectCache, is_synce
                 version = await _list(watches, kind, cache)
                 is_synced.set()
             async for event in watches.watch_kind(kind, version):
-                cache.take(event)
+                cache.apply(event)
                 version = event.version
         except ExpiredError as error:
             logger.info("the %s are listed again: %s", kind, error)

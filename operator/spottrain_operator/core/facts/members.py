@@ -182,7 +182,7 @@ def _ended(report: AgentReport | None, generation: GenerationStatus) -> MemberSt
 
 def _finished(situation: Situation, facts: PodFacts) -> tuple[MemberState, str]:
     pod = facts.pod
-    if killed(pod) or facts.node_lost or facts.doom is not None:
+    if killed(pod) or facts.node_lost or facts.coming_loss is not None:
         why = pod.disruption or pod.kubelet_reason or pod.exit_reason or "killed"
         return MemberState.LOST, f"pod {pod.name} was ended ({why})"
     return MemberState.BROKEN, ended_sentence(situation.observed.job.namespace, pod)
@@ -355,5 +355,6 @@ def culprits(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> 
     return [
         m
         for m in members
-        if (m.state is MemberState.LOST and silent_before(m)) or (m.facts is not None and m.facts.doom is not None)
+        if (m.state is MemberState.LOST and silent_before(m))
+        or (m.facts is not None and m.facts.coming_loss is not None)
     ]

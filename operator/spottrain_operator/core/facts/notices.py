@@ -24,13 +24,13 @@ from spottrain_runtime.wording import one_line
 _BY_SCHEDULER = "PreemptionByScheduler"
 _MAKES_WAY = "makes way for one of higher priority"
 # Taints that announce the loss of a node: the watcher's and those of others, without mere recommendations.
-DOOMING_TAINTS = frozenset(
+LOSS_TAINTS = frozenset(
     {TAINT_PREEMPTION, *(key for key, meaning in TAINTS.items() if meaning.kind in DRAINING_KINDS)}
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doom:
+class NodeLoss:
     """A pod will be gone soon.
 
     `before_pod`: that was announced for its node before the pod came.
@@ -41,9 +41,9 @@ class Doom:
     before_pod: bool = False
 
 
-def doom_of(
+def coming_loss_of(
     pod: PodView, node: NodeView | None, report: AgentReport | None, now: datetime, timing: Timing, *, joined: bool
-) -> Doom | None:
+) -> NodeLoss | None:
     """Why and when `pod` will be gone, if that was announced.
 
     Of several notices, the earliest deadline counts. A node doesn't say since when it has a taint: one with a pod
@@ -51,37 +51,37 @@ def doom_of(
     """
     newest = _newest(node, report)
     standing = _standing(newest, report, pod, now, timing)
-    dooms = [
-        Doom(message=_sentence(notice), deadline=notice.deadline, before_pod=notice.observed_at < pod.created_at)
+    losses = [
+        NodeLoss(message=_sentence(notice), deadline=notice.deadline, before_pod=notice.observed_at < pod.created_at)
         for notice in standing
     ]
     if pod.deleting:
         killed_at = pod.deletion_deadline or after(now, timing.unknown_lead)
-        dooms.append(Doom(message=f"pod {pod.name} is being deleted", deadline=killed_at))
+        losses.append(NodeLoss(message=f"pod {pod.name} is being deleted", deadline=killed_at))
     elif pod.disruption is not None:
         why = _MAKES_WAY if pod.disruption == _BY_SCHEDULER else "is being evicted"
         grace = eviction_grace_seconds(pod.grace_seconds, pod.disruption, node.labels if node is not None else {})
         killed_at = after(pod.disrupted_at or now, grace)
-        dooms.append(Doom(message=f"pod {pod.name} {why} ({pod.disruption})", deadline=killed_at))
+        losses.append(NodeLoss(message=f"pod {pod.name} {why} ({pod.disruption})", deadline=killed_at))
     if not standing and node is not None:
-        dooms += [
-            Doom(message=message, deadline=after(now, lead), before_pod=not joined)
+        losses += [
+            NodeLoss(message=message, deadline=after(now, lead), before_pod=not joined)
             for message, lead in _signals(node, newest, timing)
         ]
-    return min(dooms, key=lambda doom: doom.deadline, default=None)
+    return min(losses, key=lambda loss: loss.deadline, default=None)
 
 
 def is_hinted(node: NodeView | None) -> bool:
     """Whether the cloud recommends to leave the node.
 
-    That is no doom: the node may stay for hours. The annotation counts as long as it stands, because a recommendation
-    has no deadline.
+    That announces no loss: the node may stay for hours. The annotation counts as long as it stands, because a
+    recommendation has no deadline.
     """
     notice = node.notice if node is not None else None
     return notice is not None and notice.kind is NoticeKind.REBALANCE and not notice.cancelled
 
 
-def heeded_notice(generation: GenerationStatus, observed: Observed) -> Notice | None:
+def notice_of_end(generation: GenerationStatus, observed: Observed) -> Notice | None:
     """The oldest notice for which a member of `generation` drains.
 
     Its node may show it before its agent says it. None if the generation doesn't end for a notice.
@@ -113,7 +113,7 @@ def _signals(node: NodeView, newest: Mapping[str, Notice], timing: Timing) -> li
     cancelled = node.notice is not None and newest[node.notice.id].cancelled
     signals = [(f"node {node.name} is being deleted", NODE_DELETION_LEAD_SECONDS)] if node.deleting else []
     for taint in node.taints:
-        if taint in DOOMING_TAINTS and not (cancelled and taint == TAINT_PREEMPTION):
+        if taint in LOSS_TAINTS and not (cancelled and taint == TAINT_PREEMPTION):
             lead = timing.unknown_lead if taint == TAINT_PREEMPTION else TAINTS[taint].lead_on(node.labels)
             signals.append((f"node {node.name} is tainted {taint}", lead))
     return signals

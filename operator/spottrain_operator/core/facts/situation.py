@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from spottrain_api.contract.assignments import AgentPhase, AgentReport
 from spottrain_api.settings.training import TrainingSettings
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
-from spottrain_operator.core.facts.notices import Doom, doom_of, is_hinted
+from spottrain_operator.core.facts.notices import NodeLoss, coming_loss_of, is_hinted
 from spottrain_operator.core.model import NodeView, Observed, PodView, Refusal
 from spottrain_operator.core.timing import Timing, after, seconds_between
 
@@ -41,7 +41,7 @@ class PodFacts:
     last_contact: datetime | None
     report_age: float
     silence: float
-    doom: Doom | None
+    coming_loss: NodeLoss | None
     current: bool  # from the current template, or as good as one that is
     timing: Timing
 
@@ -85,7 +85,7 @@ class PodFacts:
     def usable(self) -> bool:
         """It can be in the next generation, now or soon."""
         pod = self.pod
-        return self.current and self.doom is None and not (pod.deleting or self.finished or self.unreachable)
+        return self.current and self.coming_loss is None and not (pod.deleting or self.finished or self.unreachable)
 
     @property
     def at_risk(self) -> bool:
@@ -118,8 +118,8 @@ class PodFacts:
 
         Its replacement could land there again, and so on without end. So it is replaced after `stuck_start`.
         """
-        doomed = self.doom is not None and self.doom.before_pod
-        return (doomed or self.node_was_lost) and self.current and not (self.pod.deleting or self.finished)
+        was_announced = self.coming_loss is not None and self.coming_loss.before_pod
+        return (was_announced or self.node_was_lost) and self.current and not (self.pod.deleting or self.finished)
 
     @property
     def holds_place(self) -> bool:
@@ -187,7 +187,7 @@ class Situation:
         node = observed.nodes.get(pod.node) if pod.node is not None else None
         report = view.report if view is not None else None
         # What announces the end of such a pod is the SIGTERM that its agent got.
-        heeded = report if not pod.exceeded_limits else None
+        trusted = report if not pod.exceeded_limits else None
         return PodFacts(
             pod=pod,
             node=node,
@@ -198,7 +198,7 @@ class Situation:
             last_contact=view.last_contact if view is not None else None,
             report_age=seconds_between(view.received_at, now) if view is not None else 0.0,
             silence=self.silence(pod.uid, since=pod.ready_since or pod.created_at),
-            doom=doom_of(pod, node, heeded, now, self.timing, joined=pod.uid in self._joined),
+            coming_loss=coming_loss_of(pod, node, trusted, now, self.timing, joined=pod.uid in self._joined),
             current=self.keeps_old_pods or self.is_of_template(pod),
             timing=self.timing,
         )
@@ -287,8 +287,8 @@ class Situation:
         If there are several templates, it matches none.
         """
         template = "-".join(sorted(set(templates)))
-        told = self.spec.model_dump_json(include=_TOLD_TO_RANKS, exclude_defaults=True)
-        return f"{template}.{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+        settings = self.spec.model_dump_json(include=_SETTINGS_OF_RANKS, exclude_defaults=True)
+        return f"{template}.{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
 
 
-_TOLD_TO_RANKS = {"entrypoint", "processes_per_node", *TrainingSettings.model_fields}
+_SETTINGS_OF_RANKS = {"entrypoint", "processes_per_node", *TrainingSettings.model_fields}

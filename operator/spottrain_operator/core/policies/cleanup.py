@@ -112,9 +112,9 @@ def _useless(situation: Situation, draft: Draft, facts: PodFacts, kept: bool) ->
     is_overdue = _longer_than(situation.timing.stuck_start, facts.pod.placed_at, situation)
     if facts.unreachable and (not facts.node_was_lost or is_overdue):
         return "its node is gone or not ready"
-    if facts.doom is not None and (not facts.holds_place or is_overdue):
-        return facts.doom.message
-    if not kept and facts.doom is None and _knows_notices(situation):
+    if facts.coming_loss is not None and (not facts.holds_place or is_overdue):
+        return facts.coming_loss.message
+    if not kept and facts.coming_loss is None and _knows_notices(situation):
         return "the job has enough pods"
     return _stuck(situation, draft, facts)
 

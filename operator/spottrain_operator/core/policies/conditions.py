@@ -24,8 +24,8 @@ from spottrain_operator.core.policies.failure_policy import (
     start_failures,
 )
 from spottrain_operator.core.policies.growth import coming
-from spottrain_operator.core.policies.notices_heard import heed_watchers
-from spottrain_operator.core.policies.pod_health import heed_pods, loss_of_place
+from spottrain_operator.core.policies.notices_heard import handle_watchers
+from spottrain_operator.core.policies.pod_health import handle_pods, loss_of_place
 from spottrain_operator.core.policies.understanding import waits_to_be_understood
 from spottrain_operator.core.words.pods import (
     ended_early_sentence,
@@ -222,8 +222,8 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
     draft = draft.condition(ConditionType.PROGRESSING, training, phase, message, now)
     draft = draft.condition(ConditionType.SUSPENDED, phase is Phase.SUSPENDED, phase, _suspension(phase), now)
     draft = _preempted(draft, status.generation, situation)
-    draft = heed_watchers(situation, draft)
-    draft = heed_pods(situation, draft)
+    draft = handle_watchers(situation, draft)
+    draft = handle_pods(situation, draft)
     if spot := spot_sentence(situation, draft):
         if status.fallback_since is not None:
             return draft.condition(ConditionType.SPOT_AVAILABLE, False, EventReason.FELL_BACK, spot, now)

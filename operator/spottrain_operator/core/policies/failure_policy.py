@@ -33,14 +33,14 @@ from spottrain_runtime.wording import clause, counted
 CANNOT_START = frozenset(WaitingReason)
 # Another member is their cause.
 _OF_OTHERS = frozenset({FailureReason.LOST_PEER, FailureReason.RENDEZVOUS_FAILED})
-UNTOLD = ". No pod says why that one ended: see the logs of the others"
+UNEXPLAINED = ". No pod says why that one ended: see the logs of the others"
 EARLIER_JOB = (
     "An earlier job has used the folder at checkpoint.uri, or it is a copy. This one resumes from its newest commit, "
     "or starts at step 0 if it committed nothing"
 )
 
 
-def heed_failures(situation: Situation, draft: Draft) -> Draft:
+def handle_failures(situation: Situation, draft: Draft) -> Draft:
     """Stop the other ranks if some have failed, as they hang.
 
     The cause is judged once all have ended.
@@ -91,7 +91,7 @@ def failure_message(generation: GenerationStatus, members: tuple[MemberFacts, ..
     rank = f", rank {failure.rank}" if failure.rank is not None else ""
     message = failure.message
     if failure.reason is FailureReason.LOST_PEER and failure.fence is None and all(map(_has_ended, members)):
-        message = clause(message) + UNTOLD
+        message = clause(message) + UNEXPLAINED
     return f"pod {pod}{rank}: {message}"
 
 
@@ -132,7 +132,7 @@ def _remoteness(failure: Failure) -> int:
     return int(failure.reason is FailureReason.KILLED)  # a rank that gives up may end the others of its pod
 
 
-def heed_hang(situation: Situation, draft: Draft) -> Draft:
+def handle_hang(situation: Situation, draft: Draft) -> Draft:
     """Stop a generation without a step for longer than the job allows."""
     generation = draft.running
     if generation is None:
@@ -200,7 +200,7 @@ def made_progress(newest: Progress | None) -> bool:
     return newest is not None and newest.step > newest.start_step
 
 
-def heed_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
+def handle_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
     """Give up on a new job if no pod that has a node can start.
 
     A job that had a generation waits to be corrected.
@@ -265,7 +265,7 @@ def _may_start(situation: Situation) -> bool:
 
 def _cannot_start(facts: PodFacts, situation: Situation) -> bool:
     pod = facts.pod
-    if not situation.is_of_template(pod) or facts.doom is not None or pod.container_started:
+    if not situation.is_of_template(pod) or facts.coming_loss is not None or pod.container_started:
         return False
     return pod.waiting_reason in CANNOT_START
 
@@ -294,6 +294,6 @@ def start_failures(situation: Situation, draft: Draft) -> list[PodFacts]:
         and situation.is_of_template(facts.pod)
         and uid not in joined
         and not (facts.report is not None and facts.report.generation)  # it has joined an earlier one
-        and not (facts.pod.deleting or facts.node_lost or facts.doom is not None)
+        and not (facts.pod.deleting or facts.node_lost or facts.coming_loss is not None)
         and seconds_between(facts.pod.created_at, situation.now) < situation.timing.start_failure_window
     ]

@@ -18,7 +18,7 @@ _TRAIN_ON = (
 )
 
 
-def heed_user(situation: Situation, draft: Draft) -> Draft:
+def handle_user(situation: Situation, draft: Draft) -> Draft:
     """Drain the running generation if the user wants a different one, or none."""
     generation = draft.running
     if generation is None or generation.state is not GenerationState.ACTIVE:

@@ -60,9 +60,9 @@ def succeed(situation: Situation, draft: Draft) -> Draft:
     draft = record_progress(situation, draft, at_once=True)
     draft = draft.update_generation(reason=Cause.SUCCEEDED.value)
     draft = close_transitions(draft, newest.step if newest is not None else draft.status.progress.step, situation.now)
-    message, event, told = _trained_to(draft.status.progress), "", members[0].progress
-    if newest is None and told is not None and not _is_complete(draft.status.progress):
-        message, event = _without_a_step(draft.status.progress, told), "Exit code 0 counts as a success"
+    message, event, reported = _trained_to(draft.status.progress), "", members[0].progress
+    if newest is None and reported is not None and not _is_complete(draft.status.progress):
+        message, event = _without_a_step(draft.status.progress, reported), "Exit code 0 counts as a success"
         draft = draft.record(EventReason.NOT_AS_PLANNED, message, warning=True)
     if newest is not None and found_commits(generation, newest) and not made_progress(newest):
         message = (
@@ -102,7 +102,7 @@ def _without_a_step(before: ProgressStatus, progress: Progress) -> str:
     return f"{since} script ended with exit code 0 without a step: {why}"
 
 
-def press(situation: Situation, draft: Draft) -> Draft:
+def enforce_deadline(situation: Situation, draft: Draft) -> Draft:
     """Stop a drain that can no longer end: its time is over, or a member has left."""
     generation = draft.running
     if generation is None or generation.state is not GenerationState.DRAINING:
@@ -204,7 +204,9 @@ def _message(
         return hang_message(situation, generation)
     if cause is Cause.EARLIER_JOB:
         return EARLIER_JOB
-    gone = [m for m in members if m.state is MemberState.LOST or (m.facts is not None and m.facts.doom is not None)]
+    gone = [
+        m for m in members if m.state is MemberState.LOST or (m.facts is not None and m.facts.coming_loss is not None)
+    ]
     names = listed([m.member.node for m in gone])
     if cause is Cause.PREEMPTED:
         return f"notice for {names}" if names else "a notice reached an agent"

@@ -30,7 +30,7 @@ _NO_CLOUD = (
 )
 
 
-def heed_watchers(situation: Situation, draft: Draft) -> Draft:
+def handle_watchers(situation: Situation, draft: Draft) -> Draft:
     """Set NoticesHeard.
 
     It stays as it was between generations, while a watcher may be restarting, and while a cloud may take its time for

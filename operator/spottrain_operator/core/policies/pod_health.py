@@ -19,7 +19,7 @@ from spottrain_operator.core.words.scheduling import lacks_more_than_nodes, sche
 from spottrain_runtime.wording import counted, time_of_day
 
 
-def heed_pods(situation: Situation, draft: Draft) -> Draft:
+def handle_pods(situation: Situation, draft: Draft) -> Draft:
     """False while a pod that the job lacks can't be created, placed or started.
 
     The same while such pods end early, or their node goes. A finished job lacks none. If it could not start, the
@@ -35,7 +35,7 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
     waiting = [facts.pod for uid, facts in situation.pods.items() if not facts.pod.deleting and uid not in goes]
     cannot_start = next((pod for pod in waiting if pod.waiting_reason in CANNOT_START), None)
     if cannot_start is not None:
-        return _heed_container(situation, draft, cannot_start)
+        return _handle_container(situation, draft, cannot_start)
     unplaced = [pod for pod in waiting if pod.unschedulable_since is not None]
     if unplaced:
         return draft.condition(
@@ -49,7 +49,7 @@ def heed_pods(situation: Situation, draft: Draft) -> Draft:
     early = {pod.uid for pod in ended}
     starting = any(not pod.container_started for pod in waiting if pod.uid not in early)
     if ended and (starting or missing(situation, draft)):
-        return _heed_early_ends(situation, draft, ended)
+        return _handle_early_ends(situation, draft, ended)
     if in_vain := loss_of_place(situation, draft):
         return draft.condition(ConditionType.PODS_HEALTHY, False, ConditionReason.NODE_GOES, in_vain, now)
     return draft.condition(
@@ -64,7 +64,7 @@ def loss_of_place(situation: Situation, draft: Draft) -> str:
     """
     for uid, facts in situation.pods.items():
         if facts.waits_in_vain and uid not in draft.leaving:
-            loss = facts.doom.message if facts.doom is not None else ""
+            loss = facts.coming_loss.message if facts.coming_loss is not None else ""
             until = after(facts.pod.placed_at, situation.timing.stuck_start)
             return waits_in_vain_sentence(facts.pod, loss, until=time_of_day(until, situation.now))
     return ""
@@ -89,7 +89,7 @@ def _of_finished(situation: Situation, draft: Draft) -> Draft:
     return draft
 
 
-def _heed_container(situation: Situation, draft: Draft, pod: PodView) -> Draft:
+def _handle_container(situation: Situation, draft: Draft, pod: PodView) -> Draft:
     """False with the kubelet's reason. An event reports the start."""
     reason, message = WaitingReason(str(pod.waiting_reason)), start_sentence(situation.observed.job.namespace, pod)
     known = draft.status.condition(ConditionType.PODS_HEALTHY)
@@ -98,7 +98,7 @@ def _heed_container(situation: Situation, draft: Draft, pod: PodView) -> Draft:
     return draft.condition(ConditionType.PODS_HEALTHY, False, reason, message, situation.now)
 
 
-def _heed_early_ends(situation: Situation, draft: Draft, pods: list[PodView]) -> Draft:
+def _handle_early_ends(situation: Situation, draft: Draft, pods: list[PodView]) -> Draft:
     """False with what is known of the last of `pods`. An event reports the start."""
     message = ended_early_sentence(situation.observed.job.namespace, pods)
     known = draft.status.condition(ConditionType.PODS_HEALTHY)

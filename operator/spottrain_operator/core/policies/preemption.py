@@ -16,7 +16,7 @@ from spottrain_operator.core.policies.ending import request_end
 from spottrain_operator.core.timing import after
 
 
-def heed_losses(situation: Situation, draft: Draft) -> Draft:
+def handle_losses(situation: Situation, draft: Draft) -> Draft:
     """Stop the generation if a member is gone.
 
     The others hang in their collectives until they are stopped.
@@ -33,7 +33,7 @@ def heed_losses(situation: Situation, draft: Draft) -> Draft:
     return request_end(situation, draft, members, Cause.NODE_LOST, message, at_once=True)
 
 
-def heed_notices(situation: Situation, draft: Draft) -> Draft:
+def handle_notices(situation: Situation, draft: Draft) -> Draft:
     """Drain the generation if a member will be gone soon.
 
     Its agent has the notice, and may drain already.
@@ -42,13 +42,15 @@ def heed_notices(situation: Situation, draft: Draft) -> Draft:
     if generation is None or generation.state is GenerationState.STOPPING:
         return draft
     members = members_of(situation, generation)
-    dooms = [m.facts.doom for m in members if m.facts is not None and m.facts.doom is not None]
-    doomed_in = any(m.state in STILL_IN and m.facts is not None and m.facts.doom is not None for m in members)
-    if not doomed_in and not any(_drains_by_itself(m) for m in members):
+    losses = [m.facts.coming_loss for m in members if m.facts is not None and m.facts.coming_loss is not None]
+    loses_member = any(
+        m.state in STILL_IN and m.facts is not None and m.facts.coming_loss is not None for m in members
+    )
+    if not loses_member and not any(_drains_by_itself(m) for m in members):
         return draft
-    message = "; ".join(dict.fromkeys(doom.message for doom in dooms)) or "an agent received a notice for its node"
-    deadline = min((doom.deadline for doom in dooms), default=after(situation.now, situation.timing.unknown_lead))
-    if generation.state is GenerationState.DRAINING and not doomed_in:
+    message = "; ".join(dict.fromkeys(loss.message for loss in losses)) or "an agent received a notice for its node"
+    deadline = min((loss.deadline for loss in losses), default=after(situation.now, situation.timing.unknown_lead))
+    if generation.state is GenerationState.DRAINING and not loses_member:
         return draft  # it drains because it was asked to
     return request_end(
         situation,

@@ -29,7 +29,7 @@ def protect_members(situation: Situation, draft: Draft) -> Draft:
     for uid, facts in situation.pods.items():
         if uid in leaving or facts.pod.deleting or facts.finished:
             continue
-        changes = _changes(facts, protected=uid in members and facts.doom is None)
+        changes = _changes(facts, protected=uid in members and facts.coming_loss is None)
         changes = {name: changes[name] for name in sorted(ours & changes.keys())}
         if changes:
             draft = draft.act(AnnotatePod(name=facts.pod.name, uid=uid, annotations=changes))

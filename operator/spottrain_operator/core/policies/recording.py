@@ -80,7 +80,7 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
         )
         draft = draft.record(EventReason.EARLIER_JOB, text)
     progress = _as_status(newest).model_copy(update={"data_wait_ratio": _data_wait_ratio(said)})
-    return _tell_surprises(draft, newest).update(progress=progress, time=time)
+    return _report_surprises(draft, newest).update(progress=progress, time=time)
 
 
 def _commits(situation: Situation) -> Iterable[CommitRef]:
@@ -139,7 +139,7 @@ def _data_wait_ratio(reports: Iterable[Progress]) -> float | None:
     return round(min(1.0, max(ratios)), 3) if ratios else None
 
 
-def _tell_surprises(draft: Draft, newest: Progress) -> Draft:
+def _report_surprises(draft: Draft, newest: Progress) -> Draft:
     """Record an event for what did not go as planned since the last record.
 
     An example is a skipped step. The status of the next generation no longer shows it.

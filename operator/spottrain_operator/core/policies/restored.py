@@ -10,7 +10,7 @@ from spottrain_operator.core.facts.situation import BUSY, Situation
 from spottrain_operator.core.policies.ending import request_end
 
 
-def heed_restored_status(situation: Situation, draft: Draft) -> Draft:
+def handle_restored_status(situation: Situation, draft: Draft) -> Draft:
     """Drain the generation that pods run, if the status knows an earlier one only.
 
     The status takes on its number, so that the agents obey. Its members are not known, but for those that the earlier

@@ -69,7 +69,10 @@ def _is_at_rest(situation: Situation, generation: GenerationStatus) -> bool:
         return False
     if not situation.observed.reports:
         return all(
-            m.state is MemberState.AWAITED and m.facts is not None and m.facts.doom is None and not m.facts.node_lost
+            m.state is MemberState.AWAITED
+            and m.facts is not None
+            and m.facts.coming_loss is None
+            and not m.facts.node_lost
             for m in members
         )
     watches = spot_watches(generation, situation.observed.reports, situation.timing)
@@ -77,7 +80,7 @@ def _is_at_rest(situation: Situation, generation: GenerationStatus) -> bool:
         m.state is MemberState.RUNNING
         and m.facts is not None
         and m.facts.silence < situation.timing.just_now
-        and m.facts.doom is None
+        and m.facts.coming_loss is None
         and not (m.report is not None and m.report.stalled)
         for m in members
     )

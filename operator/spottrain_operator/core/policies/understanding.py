@@ -24,7 +24,7 @@ def waits_to_be_understood(situation: Situation, draft: Draft) -> bool:
     return bool(job.too_large) or (bool(job.not_understood) and draft.status.generation is None)
 
 
-def heed_unknown_fields(situation: Situation, draft: Draft) -> Draft:
+def handle_unknown_fields(situation: Situation, draft: Draft) -> Draft:
     """SpecNotUnderstood: names the fields that this operator leaves out.
 
     An event reports the start.
