@@ -1,5 +1,5 @@
-// The control plane of the local cluster, pinned and built from source:
-// `python -m spottrain_local.binaries` runs `go build` on each of these tools.
+// The control plane of the local cluster, pinned. `python -m spottrain_local.binaries` fetches these tools from their
+// releases in these versions, or runs `go build` on them.
 module spottrain.dev/local-cluster/controlplane
 
 go 1.26.4

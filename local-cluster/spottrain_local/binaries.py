@@ -171,7 +171,7 @@ def _work_folder(folder: Path) -> Iterator[Path]:
 
     It also removes what killed processes have left.
     """
-    for leftover in folder.parent.glob(f"{folder.name}.partial-*"):
+    for leftover in folder.parent.glob("controlplane-*.partial-*"):
         shutil.rmtree(leftover)
     work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial-", dir=folder.parent))
     try:

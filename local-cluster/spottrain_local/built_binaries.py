@@ -57,7 +57,7 @@ def build_binaries(names: Collection[str], into: Path, console: Console) -> None
         shutil.rmtree(scratch, ignore_errors=True)
     for name in BUILT_NAMES.keys() & set(names):
         (into / BUILT_NAMES[name]).rename(into / name)
-    console.print(f"Built {', '.join(sorted(names))} in {time.monotonic() - started:.0f} s.")
+    console.print(f"Built {', '.join(sorted(names))} in {time.monotonic() - started:.0f} s.", soft_wrap=True)
 
 
 def _go_environment(scratch: Path) -> dict[str, str]:

@@ -201,7 +201,7 @@ def fetch_binaries(
                 failures[file.release] = str(error)
     fetched = sorted(path.name for path in into.iterdir())
     if fetched:
-        console.print(f"Fetched {', '.join(fetched)} in {time.monotonic() - started:.0f} s.")
+        console.print(f"Fetched {', '.join(fetched)} in {time.monotonic() - started:.0f} s.", soft_wrap=True)
     return list(failures.values())
 
 

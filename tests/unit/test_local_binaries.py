@@ -150,6 +150,13 @@ def test_a_failure_in_the_middle_leaves_nothing(cache: Path) -> None:
         assert list(cache.glob("controlplane-*")) == []
 
 
+def test_what_a_killed_process_has_left_goes(cache: Path) -> None:
+    leftover = cache / "controlplane-0123456789ab.partial-x" / "built"
+    leftover.mkdir(parents=True)
+    obtain("etcd", released=Source(RELEASED))
+    assert not leftover.parent.exists()
+
+
 @pytest.fixture
 def fake_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A Go tool on the PATH that builds nothing."""
