@@ -1,11 +1,12 @@
 """Images and laptops without a store's client.
 
-The library works, and a sentence says what to install. Each test has an interpreter of its own, which can't import
-the clients.
+The library works, and a sentence says what to install. Interpreters of their own show it, which can't import the
+clients.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -30,20 +31,27 @@ import spottrain
 with spottrain.session() as session:
     session.prepare(torch.nn.Linear(1, 1), optimizer=lambda model: torch.optim.SGD(model.parameters()), dataset=[0])
 """
-COMMAND_LINE = """
+ABSENT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+# Its arguments are command lines, as JSON. It prints the exit code, the output and the errors of each.
+COMMAND_LINES = """
+import json, sys
 import spottrain_cli.report
+from click.testing import CliRunner
 from spottrain_cli.main import main
 
-main()
+ends = [CliRunner().invoke(main, line) for line in map(json.loads, sys.argv[1:])]
+print(json.dumps([(end.exit_code, end.stdout, end.stderr) for end in ends]))
 """
-
-each_client = pytest.mark.parametrize(
-    ("uri", "client", "extra"),
-    [
-        ("s3://bucket/run", "boto3", "s3"),
-        pytest.param("gs://bucket/run", "google-cloud-storage", "gcs", marks=pytest.mark.nightly),
-    ],
-)
+CLIENTS = [("s3://bucket/run", "boto3", "s3"), ("gs://bucket/run", "google-cloud-storage", "gcs")]
 
 
 def run(
@@ -60,7 +68,7 @@ def run(
         if not {canonicalize_name(each) for each in distributions} & installed
     ]
     return subprocess.run(
-        [sys.executable, "-c", f"import sys\nsys.modules.update(dict.fromkeys({absent}))\n{code}", *arguments],
+        [sys.executable, "-c", ABSENT.format(absent=absent) + code, *arguments],
         env=os.environ | (environment or {}),
         capture_output=True,
         text=True,
@@ -68,7 +76,15 @@ def run(
     )
 
 
-@each_client
+def of_command_lines(*lines: list[str], extras: str) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each command line, in one interpreter."""
+    done = run(COMMAND_LINES, *map(json.dumps, lines), extras=extras)
+    assert done.returncode == 0, done.stderr
+    ends: list[tuple[int, str, str]] = json.loads(done.stdout)
+    return ends
+
+
+@pytest.mark.parametrize(("uri", "client", "extra"), CLIENTS)
 def test_a_job_whose_image_lacks_the_client_fails_with_a_sentence(
     uri: str, client: str, extra: str, tmp_path: Path
 ) -> None:
@@ -91,26 +107,23 @@ def test_a_job_whose_image_lacks_the_client_fails_with_a_sentence(
     assert f"Install spottrain with its extra {extra!r}; for a job, in its image." in outcome.failure.message
 
 
-@pytest.mark.nightly
-@each_client
-def test_the_command_line_says_which_client_is_missing(uri: str, client: str, extra: str) -> None:
-    done = run(COMMAND_LINE, "checkpoints", "ls", uri, extras="cli,trainer")
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"Error: checkpoint.uri '{uri}' needs {client}, which can't be imported (")
-    assert f"spottrain with its extra {extra!r}" in done.stderr
-
-
-@pytest.mark.nightly
-def test_a_folder_of_checkpoints_needs_no_client(tmp_path: Path) -> None:
-    done = run(COMMAND_LINE, "checkpoints", "ls", f"file://{tmp_path}", extras="cli,trainer")
-    assert done.stderr == f"Error: There is no commit at file://{tmp_path}. Is it the job's checkpoint.uri?\n"
+def test_the_command_line_says_which_client_is_missing_and_needs_none_for_a_folder(tmp_path: Path) -> None:
+    folder = f"file://{tmp_path}"
+    lines = [["checkpoints", "ls", uri] for uri in (folder, *(uri for uri, _, _ in CLIENTS))]
+    in_folder, *in_buckets = of_command_lines(*lines, extras="cli,trainer")
+    _, _, errors = in_folder
+    assert errors == f"Error: There is no commit at {folder}. Is it the job's checkpoint.uri?\n"
+    for (uri, client, extra), (exit_code, _, errors) in zip(CLIENTS, in_buckets, strict=True):
+        assert exit_code == 1
+        assert errors.startswith(f"Error: checkpoint.uri '{uri}' needs {client}, which can't be imported (")
+        assert f"spottrain with its extra {extra!r}" in errors
 
 
 def test_the_command_line_works_without_torch() -> None:
     job = str(ROOT / "examples" / "gpt" / "trainingjob.yaml")
-    sizes = ["--parameters=1B", "--sequence-length=1024", "--accelerator-memory=80GiB"]
-    assert "fsdp" in run(COMMAND_LINE, "plan", job, *sizes, extras="cli").stdout
-    done = run(COMMAND_LINE, "checkpoints", "ls", "s3://bucket/run", extras="cli")
-    assert done.stderr == (
+    plan = ["plan", job, "--parameters=1B", "--sequence-length=1024", "--accelerator-memory=80GiB"]
+    listed, planned = of_command_lines(["checkpoints", "ls", "s3://bucket/run"], plan, extras="cli")
+    assert "fsdp" in planned[1]
+    assert listed[2] == (
         "Error: Reading checkpoints needs torch, which isn't installed. Install spottrain with its extra 'trainer'.\n"
     )
