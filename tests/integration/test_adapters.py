@@ -23,10 +23,9 @@ from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 SCRIPT = Path(__file__).with_name("adapter_script.py")
 LOOPS = [
     "transformers",
-    *(
-        pytest.param(f"transformers-{variant}", marks=pytest.mark.nightly)
-        for variant in ("counting", "ignoring", "own-loss")
-    ),
+    "transformers-counting",
+    "transformers-ignoring",
+    "transformers-own-loss",
     "lightning",
     "accelerate",
 ]
@@ -46,10 +45,7 @@ INSTEAD = {
     "lightning": "activationCheckpointing (torch.utils.checkpoint in the module)",
     "accelerate": "activationCheckpointing (torch.utils.checkpoint in the model)",
 }
-each_framework = pytest.mark.parametrize(
-    "loop",
-    [pytest.param(loop, marks=() if loop == "transformers" else pytest.mark.nightly) for loop in INSTEAD],
-)
+each_framework = pytest.mark.parametrize("loop", INSTEAD)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +176,7 @@ def test_the_adapters_of_a_peft_model_are_exported_as_peft_saves_them(tmp_path: 
         assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
-@pytest.mark.parametrize("loop", INSTEAD)
+@each_framework
 def test_what_a_framework_decides_itself_is_refused_in_the_job(loop: str, tmp_path: Path, fork: Any) -> None:
     run = run_of(loop, tmp_path, fork, spec={"activationCheckpointing": True})
     [outcome] = run.generate(1)

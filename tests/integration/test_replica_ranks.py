@@ -68,9 +68,7 @@ def newest_of(members: list[Member], world_size: int) -> ReplicatedStep:
     raise AssertionError("no step is complete")
 
 
-@pytest.mark.parametrize(
-    ("strategy", "world_after"), [pytest.param("fsdp", 3, marks=pytest.mark.nightly), ("ddp", 2)]
-)
+@pytest.mark.parametrize(("strategy", "world_after"), [("fsdp", 3), ("ddp", 2)])
 def test_a_member_lost_without_notice_costs_two_steps_at_most(
     strategy: str, world_after: int, members: list[Member], tmp_path: Path, fork: Any
 ) -> None:

@@ -27,7 +27,7 @@ def same(run: Run, other: Run) -> bool:
     return all(torch.equal(value, wanted[name]) for name, value in run.parameters().items())
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_drain_in_the_middle_of_a_window_changes_no_bit(strategy: str, tmp_path: Path, fork: Any) -> None:
     bad = {4: "nan", 11: "spike"}
     steady = Run(tmp_path / "steady", fork, strategy=strategy, dropout=0.2, stability=SKIP)

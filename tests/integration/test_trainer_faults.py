@@ -21,7 +21,7 @@ from spottrain_api.contract.reports import CommitRef, FailureReason, OutcomeKind
 from trainer_runs import STEPS, Faults, Run, assert_drained, assert_succeeded
 
 
-@pytest.fixture(scope="module", params=[pytest.param("ddp", marks=pytest.mark.nightly), "fsdp"])
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, fork: Any) -> Run:
     """Three ranks with dropout, to compare bit by bit."""
     run = Run(tmp_path_factory.mktemp(request.param), fork, strategy=request.param, dropout=0.2)
@@ -71,7 +71,7 @@ def test_a_rank_killed_in_a_step_costs_the_steps_since_the_newest_commit(
     assert audit.num_redone <= 8 - head.newest.step
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.nightly), "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_resizing_keeps_the_order_of_samples_and_the_loss(strategy: str, tmp_path: Path, fork: Any) -> None:
     steady = Run(tmp_path / "steady", fork, strategy=strategy)
     steady.generate(2)
@@ -113,7 +113,7 @@ def test_the_loss_of_a_step_is_the_same_at_any_world_size(tmp_path: Path, fork: 
     assert losses[3] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.nightly), "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_to_export_the_model_before_the_first_step_changes_no_bit(strategy: str, tmp_path: Path, fork: Any) -> None:
     found = []
     for early in (False, True):
@@ -125,9 +125,7 @@ def test_to_export_the_model_before_the_first_step_changes_no_bit(strategy: str,
     assert all(torch.equal(value, steady[name]) for name, value in exported.items())
 
 
-@pytest.mark.parametrize(
-    "strategy", ["ddp", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("fsdp", "deepspeed"))]
-)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed"])
 def test_variables_of_the_script_go_on_at_another_world_size(strategy: str, tmp_path: Path, fork: Any) -> None:
     """Also after a loss without notice, which undoes them together with the model."""
     run = Run(tmp_path, fork, strategy=strategy)

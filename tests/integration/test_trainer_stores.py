@@ -242,9 +242,7 @@ def test_a_generation_that_resumes_waits_for_its_store_unless_it_is_to_stop(run:
 
 
 @pytest.mark.parametrize("proxy", ["s3"], indirect=True)
-@pytest.mark.parametrize(
-    ("strategy", "within"), [("ddp", ".data"), pytest.param("auto", "manifest", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize(("strategy", "within"), [("ddp", ".data"), ("auto", "manifest")])
 def test_a_store_that_goes_away_while_a_commit_is_read_is_waited_for(
     run: Run, proxy: FaultyProxy, strategy: str, within: str
 ) -> None:
@@ -261,7 +259,6 @@ def test_a_store_that_goes_away_while_a_commit_is_read_is_waited_for(
 
 
 @pytest.mark.parametrize("proxy", ["s3"], indirect=True)
-@pytest.mark.nightly
 def test_a_store_that_says_nothing_is_reported_long_before_it_fails(run: Run, proxy: FaultyProxy) -> None:
     proxy.play("hangs")
     with run.running(WORLD_SIZE):
@@ -275,7 +272,7 @@ def test_a_store_that_says_nothing_is_reported_long_before_it_fails(run: Run, pr
     assert run.progress().checkpoint_failure is None
 
 
-@pytest.mark.parametrize("damaged", [pytest.param(0, marks=pytest.mark.nightly), 1], ids=["the-first", "another"])
+@pytest.mark.parametrize("damaged", [0, 1], ids=["the-first", "another"])
 def test_ranks_that_read_a_commit_and_meet_different_errors_do_the_same(run: Run, damaged: int) -> None:
     """Both ranks resume from an earlier commit.
 
