@@ -45,7 +45,7 @@ def job(**changes: Any) -> Manifest:
 
 
 def older_definition() -> Manifest:
-    """The CRD of jobs as if it were of a release before a field of the status."""
+    """The CRD of jobs without a field of the status, as after a rollback of the CRDs alone."""
     found = crd.custom_resource_definition()
     [version] = found["spec"]["versions"]
     del version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]["stepsRedone"]

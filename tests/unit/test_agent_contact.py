@@ -1,4 +1,4 @@
-"""An agent's contact with operators of this and of older releases.
+"""An agent's contact with its operator.
 
 The agent notices that an operator is gone.
 """
