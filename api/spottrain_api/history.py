@@ -25,9 +25,12 @@ PHASE_WEIGHT = 1000.0
 class HistoryPoint:
     """The job at one time.
 
-    `at` is Unix time in seconds. `loss` is NaN before the first one. `phase` is the job's phase. `on_demand` and
-    `spot` count the members of the generation that trains (0 while none does). `committed_step` is the step of the
-    newest commit.
+    Attributes:
+        at: Unix time in seconds.
+        loss: NaN before the first one.
+        on_demand, spot: Members of the generation that trains; 0 while none does.
+        committed_step: Step of the newest commit.
+        phase: The job's phase.
     """
 
     at: float

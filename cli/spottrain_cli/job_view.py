@@ -39,8 +39,9 @@ T = TypeVar("T")
 class PodSummary:
     """One pod of a job.
 
-    - capacity_type: on-demand or spot.
-    - state: its phase, the reason why it waits, or Starting while its agent loads torch.
+    Attributes:
+        capacity_type: On-demand or spot.
+        state: Its phase, the reason why it waits, or Starting while its agent loads torch.
     """
 
     name: str
@@ -61,10 +62,12 @@ class EventSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
-    """A job at one moment; `history` is empty unless it was requested.
+    """A job at one moment.
 
-    `not_understood` holds the paths of the fields in the status that a newer operator wrote and this version
-    cannot read. `forbidden` says what else the user may not read: pods, events, history.
+    Attributes:
+        history: Empty unless it was requested.
+        not_understood: Paths of the fields in the status that a newer operator wrote and this version cannot read.
+        forbidden: What else the user may not read: pods, events, history.
     """
 
     namespace: str

@@ -152,10 +152,7 @@ def _steps_made(status: TrainingJobStatus) -> int:
 
 
 def speed_text(status: TrainingJobStatus, at: datetime) -> str:
-    """Write the tokens a second of a generation that trains at the time `at`.
-
-    Empty if none does.
-    """
+    """Write the tokens a second of a generation that trains at the time `at`; empty if none does."""
     speed = status.progress.tokens_per_second
     trains = status.running is not None and not _stands_still(status.progress, at)
     return f"{speed:,.0f}" if speed and trains else ""

@@ -48,7 +48,8 @@ LARGEST = 1e300
 class TimeAxis:
     """The time of the job, in a unit that suits its length.
 
-    `start` and `end` are Unix times in seconds.
+    Attributes:
+        start, end: Unix times in seconds.
     """
 
     start: float

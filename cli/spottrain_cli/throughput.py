@@ -17,7 +17,9 @@ from spottrain_api.v1alpha1.status import Phase
 class Stretch:
     """A stretch of time in which one generation trained.
 
-    Times are in Unix seconds; `amount` is in tokens or samples.
+    Attributes:
+        begin, end: Unix times in seconds.
+        amount: Tokens or samples.
     """
 
     generation: int
@@ -32,7 +34,12 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """All stretches, oldest first; `unit` is "tokens" or "samples"."""
+    """All stretches of a job.
+
+    Attributes:
+        unit: "tokens" or "samples".
+        stretches: Oldest first.
+    """
 
     unit: str
     stretches: tuple[Stretch, ...]

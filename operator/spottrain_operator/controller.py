@@ -62,8 +62,9 @@ PLACES: Mapping[Priority, int] = {
 class PassResult:
     """What a pass leaves to do.
 
-    - requeue_after: seconds until the next pass, even without a wake. None: wait for a wake.
-    - gone: the job is deleted, and needs no further pass.
+    Attributes:
+        requeue_after: Seconds until the next pass, even without a wake. None: wait for a wake.
+        gone: The job is deleted, and needs no further pass.
     """
 
     requeue_after: float | None = None
@@ -98,12 +99,13 @@ def backoff_seconds(num_failures: int, jitter: float) -> float:
 class _Job:
     """A job that has passes.
 
-    - asked: the most urgent wake since the newest pass began.
-    - trains: the agents train on, as far as is known.
-    - wake, hurry: set by any wake, and by an urgent one.
-    - decided: set once a pass has decided, or failed.
-    - turn: set once a place is free; None while it doesn't wait for one.
-    - place: the kind of place that it has.
+    Attributes:
+        asked: The most urgent wake since the newest pass began.
+        trains: The agents train on, as far as is known.
+        wake, hurry: Set by any wake, and by an urgent one.
+        decided: Set once a pass has decided, or failed.
+        turn: Set once a place is free; None while it doesn't wait for one.
+        place: The kind of place that it has.
     """
 
     asked: Priority = Priority.LAST

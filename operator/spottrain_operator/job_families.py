@@ -29,7 +29,11 @@ _SECONDS = "_seconds"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobNow:
-    """A job after its newest pass. `reports`: by pod uid."""
+    """A job after its newest pass.
+
+    Attributes:
+        reports: The newest reports, by pod uid.
+    """
 
     spec: TrainingJobSpec
     status: TrainingJobStatus
@@ -71,7 +75,9 @@ Sample = tuple[tuple[str, ...], float]
 class Family:
     """One metric.
 
-    `samples` reads those of a job; `labels` are in addition to the job's.
+    Attributes:
+        labels: Labels in addition to the job's.
+        samples: Reads the samples of a job.
     """
 
     kind: Kind

@@ -58,10 +58,7 @@ class JobHistogram(Collector):
         return values
 
     def forget(self, key: JobKey) -> None:
-        """Drop the series of a job.
-
-        Also from another thread than that which observes.
-        """
+        """Drop the series of a job, also from a thread other than the one that observes."""
         self._jobs.pop(key, None)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:

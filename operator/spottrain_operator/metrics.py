@@ -159,10 +159,7 @@ class Metrics:
 
 
 def drain_latency(observed: Observed, after: TrainingJobStatus) -> float | None:
-    """Seconds from the oldest notice to the drain for it that this pass decided.
-
-    None without such a drain.
-    """
+    """Seconds from the oldest notice to the drain for it that this pass decided; None without such a drain."""
     known, generation = observed.job.status.generation, after.generation
     if generation is None or generation.requested_at is None:
         return None

@@ -74,14 +74,15 @@ class LeadershipLostError(Exception):
 class OperatorSettings:
     """Settings of the process.
 
-    - control_url: address at which agents reach the control API.
-    - pod_labels: of the operator's pods, among which the leader's gets the leader's label. Empty: none gets it.
-    - host, port: where the control API listens. The other ports are on the same host.
-    - certificate: who makes the certificate of the control API.
-    - metrics_token_file: holds the token that /metrics asks for, over TLS. None: anybody may read it.
-    - site: what the administrator says, for all jobs.
-    - limits: of the requests to the API server.
-    - timing: the durations that decisions depend on.
+    Attributes:
+        control_url: Address at which agents reach the control API.
+        pod_labels: Of the operator's pods, among which the leader's gets the leader's label. Empty: none gets it.
+        host, port: Where the control API listens. The other ports are on the same host.
+        certificate: Who makes the certificate of the control API.
+        metrics_token_file: Holds the token that /metrics asks for, over TLS. None: anybody may read it.
+        site: What the administrator says, for all jobs.
+        limits: Of the requests to the API server.
+        timing: The durations that decisions depend on.
     """
 
     control_url: str

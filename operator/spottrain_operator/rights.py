@@ -20,8 +20,10 @@ from spottrain_operator.kube.lease import LEASE_NAME
 class Right:
     """Verbs on a resource, or on a path of the API server that belongs to none.
 
-    They hold in all namespaces, in those whose jobs the operator leads, or in the operator's own. If `name` is set,
-    they hold for that one object.
+    They hold in all namespaces, in those whose jobs the operator leads, or in the operator's own.
+
+    Attributes:
+        name: The one object for which they hold. None: all.
     """
 
     group: str = ""

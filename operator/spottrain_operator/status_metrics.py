@@ -29,8 +29,9 @@ class _Kept:
 
     They take less memory than its status and its agents' reports.
 
-    `completed_at` is None until the job is over, and again once it has been over for long. `agents` are node rank and
-    pod uid of the members that have reported.
+    Attributes:
+        completed_at: None until the job is over, and again once it has been over for long.
+        agents: Node rank and pod uid of the members that have reported.
     """
 
     completed_at: datetime | None

@@ -44,7 +44,8 @@ class Part:
 class Request:
     """Why and when the end of a generation was asked for.
 
-    `source` names who announced it; empty without a notice.
+    Attributes:
+        source: Who announced it; empty without a notice.
     """
 
     generation: int

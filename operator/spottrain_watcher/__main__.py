@@ -77,10 +77,7 @@ def _cloud_source(
     named: Provider | None,
     environ: Mapping[str, str],
 ) -> SignalSource | None:
-    """The source of the cloud that is named, or that the Node object shows.
-
-    None if it shows none.
-    """
+    """The source of the cloud that is named, or that the Node object shows; None if it shows none."""
     node = environ[ENV_NODE_NAME]
     provider = detect_provider(kubernetes.node) if named is None else named
     if provider is Provider.OTHER:

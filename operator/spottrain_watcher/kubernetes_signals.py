@@ -60,10 +60,7 @@ class KubernetesSource:
 
     @property
     def trouble(self) -> str | None:
-        """Why the source hears nothing at present, as a sentence.
-
-        None while its endpoint answers.
-        """
+        """Why the source hears nothing at present, as a sentence; None while its endpoint answers."""
         return next(iter(self._troubles.values()), None)
 
     @property

@@ -20,8 +20,9 @@ CANCELLED_KEPT = timedelta(minutes=2)
 class Ledger:
     """Notices by source, and those that were cancelled lately.
 
-    `by_source` has the newest notices of each source that has reported. `cancelled` maps an id to the notice and the
-    time of its cancellation.
+    Attributes:
+        by_source: The newest notices of each source that has reported.
+        cancelled: The notice and the time of its cancellation, by id.
     """
 
     by_source: Mapping[str, tuple[Notice, ...]] = field(default_factory=dict)

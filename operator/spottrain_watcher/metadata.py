@@ -47,7 +47,8 @@ class MetadataUnavailable(Exception):
 class Answer:
     """What a metadata server answered.
 
-    Add `offset` to the times in it: our clock may differ from the cloud's.
+    Attributes:
+        offset: What to add to the times in it: our clock may differ from the cloud's.
     """
 
     body: bytes
@@ -137,7 +138,8 @@ def deadline_of(announced: datetime | None, lead: timedelta, now: datetime) -> d
 class Poll:
     """One thing to ask for.
 
-    `ask` returns all notices in the answer, and raises MetadataUnavailable or ValueError.
+    Attributes:
+        ask: Returns all notices in the answer, and raises MetadataUnavailable or ValueError.
     """
 
     path: str
@@ -161,10 +163,7 @@ class Polls:
 
     @property
     def trouble(self) -> str | None:
-        """Why the source hears nothing at present, as a sentence.
-
-        None while its endpoint answers.
-        """
+        """Why the source hears nothing at present, as a sentence; None while its endpoint answers."""
         return next(iter(self._troubles.values()), self._unheard)
 
     @property

@@ -20,10 +20,10 @@ MAX_RETRY_SECONDS = 2.0
 
 
 def desired_change(node: dict[str, Any], notice: Notice | None, mark: str) -> dict[str, Any] | None:
-    """The merge patch that makes the Node show `notice` and `mark`.
+    """The merge patch that makes the Node show `notice` and `mark`; None if the Node shows them already.
 
-    None if the Node shows them already. A recommendation is only annotated, as the node may well stay. Taints are one
-    atomic list, so the patch carries the resourceVersion from which it was made.
+    A recommendation is only annotated, as the node may well stay. Taints are one atomic list, so the patch carries
+    the resourceVersion from which it was made.
     """
     metadata = node["metadata"]
     shown = metadata.get("annotations") or {}

@@ -22,10 +22,7 @@ class SignalSource(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """Why the source hears nothing at present, as a sentence.
-
-        None while its endpoint answers.
-        """
+        """Why the source hears nothing at present, as a sentence; None while its endpoint answers."""
         ...
 
     @property

@@ -35,12 +35,13 @@ _LIVE = 1_000_000_000
 class ModelFacts:
     """Size of a model.
 
-    - num_trained: trained parameters. None: all of them.
-    - hidden, layers: hidden units and layers. None: those of a transformer of usual proportions.
-    - vocabulary: its size. 0: its logits are not counted.
-    - built_bytes: size of the model as the script builds it, whole on every rank. None: in fp32.
-    - frozen_bytes: size of what is not trained, which keeps its type, such as a base in bf16 or in 4 bits. None: in
-      fp32.
+    Attributes:
+        num_trained: Trained parameters. None: all of them.
+        hidden, layers: Hidden units and layers. None: those of a transformer of usual proportions.
+        vocabulary: Its size. 0: its logits are not counted.
+        built_bytes: Size of the model as the script builds it, whole on every rank. None: in fp32.
+        frozen_bytes: Size of what is not trained, which keeps its type, such as a base in bf16 or in 4 bits. None: in
+            fp32.
     """
 
     num_parameters: int
@@ -96,17 +97,18 @@ class ModelFacts:
 class Workload:
     """What is trained, and how.
 
-    - micro_batch: samples that a rank computes at once.
-    - world_size: the smallest that the job may run with, as the strategy has to fit there.
-    - sequence_length: tokens in a sample. None: activations are not estimated.
-    - optimizer_slots: fp32 values that the optimizer keeps for each parameter; 2 for Adam.
-    - fsdp_ranks: number of ranks over which FSDP2 shards; the other ranks are replicas. None: all.
-    - fsdp_keeps_gathered: whether FSDP2 keeps gathered parameters from forward to backward.
-    - global_batch: samples of a step. None: those of one micro-batch of every rank.
-    - built_in_place: whether the model is built in the memory that it is trained in, as on ranks that compute on the
-      CPU, and not on the host.
-    - zero_bucket, zero_live: reduce_bucket_size and stage3_max_live_parameters of a DeepSpeed JSON, in elements.
-      None: the JSON doesn't set them.
+    Attributes:
+        micro_batch: Samples that a rank computes at once.
+        world_size: The smallest that the job may run with, as the strategy has to fit there.
+        sequence_length: Tokens in a sample. None: activations are not estimated.
+        optimizer_slots: Fp32 values that the optimizer keeps for each parameter; 2 for Adam.
+        fsdp_ranks: Number of ranks over which FSDP2 shards; the other ranks are replicas. None: all.
+        fsdp_keeps_gathered: Whether FSDP2 keeps gathered parameters from forward to backward.
+        global_batch: Samples of a step. None: those of one micro-batch of every rank.
+        built_in_place: Whether the model is built in the memory that it is trained in, as on ranks that compute on
+            the CPU, and not on the host.
+        zero_bucket, zero_live: Reduce_bucket_size and stage3_max_live_parameters of a DeepSpeed JSON, in elements.
+            None: the JSON doesn't set them.
     """
 
     model: ModelFacts
@@ -153,10 +155,13 @@ class Workload:
 class Estimate:
     """Memory of one rank under one strategy.
 
-    Weights, gradients and optimizer state are always there. `activations` and `buffers` (gathered or cast
-    parameters, buckets) exist in forward and backward, `update` (temporaries) in the optimizer's step. `start` is the
-    peak while the model is spread. `host` is the peak in the node's memory: what is kept there, or the whole model at
-    the start.
+    Weights, gradients and optimizer state are always there.
+
+    Attributes:
+        activations, buffers: What forward and backward add: activations, and gathered or cast parameters and buckets.
+        update: Temporaries of the optimizer's step.
+        start: The peak while the model is spread.
+        host: The peak in the node's memory: what is kept there, or the whole model at the start.
     """
 
     strategy: str

@@ -21,8 +21,9 @@ UNKNOWN_ACTIVATIONS = 0.3
 class Memory:
     """Memory that a machine has for each rank.
 
-    - host_bytes: None if it is enough.
-    - offloads: False if there is no other memory to offload to, because the ranks compute on the CPU.
+    Attributes:
+        host_bytes: None if it is enough.
+        offloads: False if there is no other memory to offload to, because the ranks compute on the CPU.
     """
 
     accelerator_bytes: int

@@ -23,7 +23,8 @@ MOST_NODES = 64
 class Hardware:
     """Memory of one accelerator and of one node, in bytes.
 
-    If `node_bytes` is None, it is enough.
+    Attributes:
+        node_bytes: None: it is enough.
     """
 
     accelerator_bytes: int
@@ -34,7 +35,8 @@ class Hardware:
 class PlannedJob:
     """A job, its model and its hardware.
 
-    `sequence_length` is in tokens per sample; None if it is unknown.
+    Attributes:
+        sequence_length: Tokens in a sample. None: it is unknown.
     """
 
     spec: TrainingJobSpec

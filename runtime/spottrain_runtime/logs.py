@@ -71,10 +71,7 @@ def configure_library(name: str) -> None:
 
 
 def remember(**fields: object) -> None:
-    """Add fields to every later line of this process, such as its member.
-
-    None removes a field.
-    """
+    """Add fields to every later line of this process, such as its member; None removes a field."""
     _of_process.update(fields)
     for name in [name for name, value in _of_process.items() if value is None]:
         del _of_process[name]

@@ -69,10 +69,7 @@ def sentence_of(error: BaseException) -> str:
 
 
 def traceback_tail(trace: TracebackType | None) -> str | None:
-    """The last lines of a traceback, without the exception itself.
-
-    None if there is no traceback.
-    """
+    """The last lines of a traceback, without the exception itself; None if there is no traceback."""
     lines = "".join(traceback.format_tb(trace)).splitlines(keepends=True)
     text = "".join(line for line in lines if line.strip(" ^~\n")).rstrip()
     if len(text) <= _TRACEBACK_LENGTH:

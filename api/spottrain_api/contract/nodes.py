@@ -13,7 +13,8 @@ from spottrain_api.contract.notices import NoticeKind
 class TaintMeaning:
     """What a taint announces, and how long after it the node is gone.
 
-    With `is_shutdown`, the node shuts down: what `shutdown_grace_seconds` knows of it counts instead.
+    Attributes:
+        is_shutdown: Whether the node shuts down. Then what `shutdown_grace_seconds` knows of it counts instead.
     """
 
     kind: NoticeKind
@@ -107,9 +108,9 @@ _BY_SHUTDOWN = "TerminationByKubelet"
 
 
 def shutdown_grace_seconds(labels: Mapping[str, str]) -> float | None:
-    """Seconds that the shutdown of the node leaves its pods.
+    """Seconds that the shutdown of the node leaves its pods; None if nothing limits a pod's own grace period.
 
-    None if nothing limits a pod's own grace period. A label that can't be is ignored.
+    A label that can't be is ignored.
     """
     stated = labels.get(LABEL_SHUTDOWN_GRACE, "")
     if stated.isdecimal() and float(stated) <= LONGEST_GRACE_SECONDS:

@@ -1,7 +1,4 @@
-"""What a container is made of: environment, resources, mounts.
-
-And the containers beside the trainer's.
-"""
+"""What a container is made of: environment, resources, mounts, and the containers beside the trainer's."""
 
 from __future__ import annotations
 

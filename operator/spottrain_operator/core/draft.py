@@ -18,8 +18,9 @@ from spottrain_operator.core.model import Action, DeletePod, Event
 class Draft:
     """The status to write, the actions to take and the events to record, so far.
 
-    `records`: whether what changes all the time goes to the status. It does now and then, and whenever something
-    else changes.
+    Attributes:
+        records: Whether what changes all the time goes to the status. It does now and then, and whenever something
+            else changes.
     """
 
     status: TrainingJobStatus

@@ -111,7 +111,9 @@ class NodeView:
 class KeptAway:
     """How many nodes have the labels that a pod asks for, and are kept from it.
 
-    `num_down` are nodes that go, or are not up yet. `taints` are the keys on those that are tainted.
+    Attributes:
+        num_down: Nodes that go, or are not up yet.
+        taints: Keys of the taints on those that are tainted.
     """
 
     num_cordoned: int = 0
@@ -122,11 +124,12 @@ class KeptAway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A TrainingJob as it was read.
+    """A TrainingJob as it was read: what its user asks for, and what was decided so far.
 
-    It holds what its user asks for, and what was decided so far. `not_understood` names the fields of the spec that a
-    newer version may have written. `spec` doesn't have them. `too_large` names the fields that hold too much.
-    `orphans_pods`: whether its deletion is to leave the pods, as with `kubectl delete --cascade=orphan`.
+    Attributes:
+        orphans_pods: Whether its deletion is to leave the pods, as with `kubectl delete --cascade=orphan`.
+        not_understood: Fields of the spec that a newer version may have written. `spec` doesn't have them.
+        too_large: Fields that hold too much.
     """
 
     namespace: str
@@ -158,10 +161,14 @@ class JobView:
 class ReportView:
     """The newest report of an agent, and when the agent was heard.
 
-    `heard_at` is when the agent was heard without a report, as by its poll. One that has lost its relay may be on its
-    way until `comes_by`. Times, also those of the report's progress, are by the operator's clock, because agents'
-    clocks may be off: `clock_offset` was added to them. `latency` is how many seconds longer than the fastest of its
-    agent's reports of late this one was on its way, as when the operator is busy.
+    Times, also those of the report's progress, are by the operator's clock, because agents' clocks may be off.
+
+    Attributes:
+        clock_offset: What was added to the agent's times.
+        latency: How many seconds longer than the fastest of its agent's reports of late this one was on its way, as
+            when the operator is busy.
+        heard_at: When the agent was heard without a report, as by its poll.
+        comes_by: Time until which one that has lost its relay may be on its way.
     """
 
     report: AgentReport
@@ -192,10 +199,11 @@ class Refusal:
     `message` is the sentence of whoever refuses them. An edit of the spec makes all of it void, whatever it changes:
     pools and bounds decide on pods, too.
 
-    - metadata_generation: of the spec.
-    - capacity_types: of the refused pods. Pods of other types are accepted, or were not tried yet.
-    - lasting: it doesn't pass when other jobs end.
-    - by_quota: it may pass when pods of this job are deleted.
+    Attributes:
+        metadata_generation: Of the spec.
+        capacity_types: Of the refused pods. Pods of other types are accepted, or were not tried yet.
+        lasting: It doesn't pass when other jobs end.
+        by_quota: It may pass when pods of this job are deleted.
     """
 
     metadata_generation: int
@@ -220,13 +228,14 @@ class Rival:
 class Observed:
     """One job with everything that a decision about it needs.
 
-    - reports: by pod uid, of the agents that were heard since `listening_since`.
-    - refused_reports: why the newest report of a pod was refused, by pod uid. Its `reports` are older.
-    - kept_away: nodes that are kept from the pods without a node, by pod uid.
-    - template_hash: of the pod template that the current spec gives.
-    - timing: the durations that decisions depend on.
-    - listening_since: time from which on this operator listens; the present until it does. An agent's silence before
-      it means nothing.
+    Attributes:
+        reports: By pod uid, of the agents that were heard since `listening_since`.
+        refused_reports: Why the newest report of a pod was refused, by pod uid. Its `reports` are older.
+        kept_away: Nodes that are kept from the pods without a node, by pod uid.
+        template_hash: Of the pod template that the current spec gives.
+        timing: The durations that decisions depend on.
+        listening_since: Time from which on this operator listens; the present until it does. An agent's silence
+            before it means nothing.
     """
 
     job: JobView
@@ -260,7 +269,8 @@ class CreatePod:
 class DeletePod:
     """Delete exactly this pod, with its uid as precondition.
 
-    `grace_seconds` None: the pod's own. 0: at once.
+    Attributes:
+        grace_seconds: None: the pod's own. 0: at once.
     """
 
     name: str

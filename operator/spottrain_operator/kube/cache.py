@@ -33,7 +33,9 @@ Index = tuple[str, ...]
 class Change:
     """A change of an object.
 
-    If `before` is None, the object is new. If `after` is None, it is gone.
+    Attributes:
+        before: The object before the change. None: it is new.
+        after: The object after the change. None: it is gone.
     """
 
     before: Manifest | None

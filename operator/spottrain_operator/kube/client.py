@@ -139,8 +139,9 @@ class PodIdentity:
 class TokenIssuer:
     """Who signs the tokens of service accounts.
 
-    - name: the claim `iss` of its tokens.
-    - keys: its public keys, as a JSON Web Key Set.
+    Attributes:
+        name: The claim `iss` of its tokens.
+        keys: Its public keys, as a JSON Web Key Set.
     """
 
     name: str
@@ -259,7 +260,8 @@ class Listing:
 class WatchEvent:
     """What has happened to an object.
 
-    If the object is None, this is a bookmark: everything up to `version` was shown.
+    Attributes:
+        object: None: this is a bookmark, and everything up to `version` was shown.
     """
 
     object: Manifest | None
@@ -299,10 +301,7 @@ class TokenReviewer(Protocol):
     """Finds out which pod a token belongs to."""
 
     async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
-        """The pod to which the token is bound.
-
-        None if the token isn't valid for this audience.
-        """
+        """The pod to which the token is bound; None if the token isn't valid for this audience."""
         ...
 
 

@@ -256,10 +256,7 @@ async def _gone(call: Any) -> Manifest | None:
 
 
 def _pod_identity(status: Manifest, audience: str) -> PodIdentity | None:
-    """The pod to which a token is bound, from the status of its TokenReview.
-
-    None if it is bound to no pod.
-    """
+    """The pod to which a token is bound, from the status of its TokenReview; None if it is bound to no pod."""
     if not status.get("authenticated") or audience not in status.get("audiences", ()):
         return None
     user = status.get("user", {})

@@ -32,9 +32,10 @@ LEASE_NAME = "spottrain-operator"
 class LeaseSettings:
     """Whose lease it is, and how long a silent leader keeps it.
 
-    A leader gives up `renew_deadline_seconds` after its last renewal, well before others may take over. Each request
-    may take a third of that, so that one that hangs leaves time for another attempt. `scope` has the namespaces whose
-    jobs it leads.
+    Attributes:
+        renew_deadline_seconds: A leader gives up so long after its last renewal, well before others may take over.
+            Each request may take a third of that, so that one that hangs leaves time for another attempt.
+        scope: The namespaces whose jobs it leads.
     """
 
     namespace: str

@@ -87,10 +87,7 @@ class RivalFinder:
         self._knows_all = False
 
     async def rival_of(self, job: JobView) -> Rival | None:
-        """The unfinished job that comes first at this job's checkpoint folder.
-
-        None if that is the job itself.
-        """
+        """The unfinished job that comes first at this job's checkpoint folder; None if that is the job itself."""
         if not self._knows_all:  # a new operator, which may not have passed over the others yet
             for manifest in await self._cluster.list_jobs():
                 self.note(manifest)

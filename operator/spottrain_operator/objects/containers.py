@@ -1,6 +1,4 @@
-"""The containers of a trainer pod: the trainer's, and those beside it.
-
-None gets more rights than it needs.
+"""The containers of a trainer pod: the trainer's, and those beside it. None gets more rights than it needs.
 
 Each asks for CPU and memory, so that no pod is the first to be evicted, and a ResourceQuota on requests accepts it.
 """

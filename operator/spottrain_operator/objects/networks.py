@@ -25,8 +25,9 @@ class Preset:
 
     The trainer runs as root, and the user's environment takes precedence.
 
-    - capabilities: of the trainer.
-    - sidecars, volumes, mounts: as in a pod; the mounts are the trainer's.
+    Attributes:
+        capabilities: Of the trainer.
+        sidecars, volumes, mounts: As in a pod; the mounts are the trainer's.
     """
 
     env: Mapping[str, str]

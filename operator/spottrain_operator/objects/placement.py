@@ -84,11 +84,12 @@ GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSc
 class Site:
     """What the cluster's administrator says, for all jobs.
 
-    - spot_labels: labels of spot nodes, with their values, beside those that are known.
-    - watcher_port: port of the watcher on each of them.
-    - allowed_networks: values of podTemplate.network that jobs may ask for.
-    - isolates_jobs: whether each job gets a NetworkPolicy.
-    - log_format: form of the log lines of trainer pods.
+    Attributes:
+        spot_labels: Labels of spot nodes, with their values, beside those that are known.
+        watcher_port: Port of the watcher on each of them.
+        allowed_networks: Values of podTemplate.network that jobs may ask for.
+        isolates_jobs: Whether each job gets a NetworkPolicy.
+        log_format: Form of the log lines of trainer pods.
     """
 
     spot_labels: Mapping[str, str] = field(default_factory=dict)

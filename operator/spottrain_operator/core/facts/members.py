@@ -56,7 +56,12 @@ _ENDED_AS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberFacts:
-    """A member of `generation` and its state. `message` explains LOST or BROKEN."""
+    """A member of a generation and its state.
+
+    Attributes:
+        generation: Number of the generation.
+        message: What explains LOST or BROKEN; empty for other states.
+    """
 
     member: Member
     generation: int
@@ -104,10 +109,7 @@ class MemberFacts:
 
     @property
     def has_steps_left(self) -> bool:
-        """Whether steps remain after its newest one.
-
-        False for a script without the library.
-        """
+        """Whether steps remain after its newest one; false for a script without the library."""
         progress = self.progress
         return progress is not None and (progress.total_steps is None or progress.step < progress.total_steps)
 
@@ -282,9 +284,9 @@ def _without_patience(
 
 
 def leaving_sentence(members: tuple[MemberFacts, ...], until: datetime | None = None) -> str:
-    """Which member ended with exit code 0, or left the loop, too early.
+    """Which member ended with exit code 0, or left the loop, too early, and at which step; empty if none did.
 
-    With the step. Empty if none did. No rank makes a step without the others.
+    No rank makes a step without the others.
 
     Args:
         members: Of the newest generation.

@@ -33,7 +33,10 @@ LOSS_TAINTS = frozenset(
 class NodeLoss:
     """A pod will be gone soon.
 
-    `before_pod`: that was announced for its node before the pod came.
+    Attributes:
+        message: What announced it, as a sentence.
+        deadline: When the pod will be gone.
+        before_pod: Whether it was announced for the node before the pod came.
     """
 
     message: str

@@ -16,7 +16,8 @@ from spottrain_operator.core.timing import seconds_between
 class Demand:
     """How many pods of each type the job wants if nodes are free.
 
-    `max_on_demand` is the limit of on-demand.
+    Attributes:
+        max_on_demand: The limit of on-demand.
     """
 
     on_demand: int
@@ -58,7 +59,8 @@ def demand(spec: TrainingJobSpec, *, knows_pools: bool = True) -> Demand:
 class Places:
     """Uids of the pods to keep, and how many more of each type to create.
 
-    `prewarmed` are spot pods beyond these. They wait to replace members whose nodes may be taken.
+    Attributes:
+        prewarmed: Spot pods beyond these. They wait to replace members whose nodes may be taken.
     """
 
     kept: tuple[str, ...]

@@ -28,8 +28,12 @@ BUSY = frozenset({AgentPhase.STARTING, AgentPhase.RUNNING})
 class PodFacts:
     """A pod, and what follows from the observation.
 
-    `report_age` and `silence` are in seconds, by the operator's clock. `refused` is why a report was refused that is
-    newer than `report`; empty if none was.
+    Attributes:
+        refused: Why a report was refused that is newer than `report`; empty if none was.
+        report_age: Seconds since the report came, by the operator's clock.
+        silence: Seconds without a report, by the operator's clock.
+        coming_loss: Why and when the pod will be gone, if that was announced.
+        current: Whether it is from the current template, or as good as one that is.
     """
 
     pod: PodView
@@ -42,7 +46,7 @@ class PodFacts:
     report_age: float
     silence: float
     coming_loss: NodeLoss | None
-    current: bool  # from the current template, or as good as one that is
+    current: bool
     timing: Timing
 
     @property

@@ -26,8 +26,9 @@ ALL_RANKS = (
 class Standstill:
     """Seconds without a step of any rank, and their limit.
 
-    `setting` is the one in runPolicy that sets the limit. It sets none if this version doesn't understand it.
-    `after_session`: what a script does after its session has no limit.
+    Attributes:
+        setting: The setting of runPolicy that sets the limit. It sets none if this version doesn't understand it.
+        after_session: Whether the script does something after its session, which has no limit.
     """
 
     seconds: float
@@ -89,10 +90,10 @@ def _step_age(heard: Sequence[MemberFacts]) -> float:
 
 
 def standstill_sentence(situation: Situation, generation: GenerationStatus) -> str:
-    """Since when no rank has made a step, and how to see where the ranks stand.
+    """Since when no rank has made a step, and how to see where the ranks stand; empty while that is not unusual.
 
-    Empty while that is not unusual. All ranks wait for the one that hangs, so their steps do not show which one it
-    is. One that has ended, or has left the loop, is named soon.
+    All ranks wait for the one that hangs, so their steps do not show which one it is. One that has ended, or has left
+    the loop, is named soon.
     """
     found, newest = standstill(situation, generation), newest_progress(situation, generation)
     timing = situation.timing

@@ -194,10 +194,7 @@ def _leave_pool(pod: PodView) -> DeletePod:
 
 
 def _is_left_waiting(situation: Situation, pod: PodView) -> bool:
-    """Whether `pod` has waited too long in its pool.
-
-    And there is a pool in which none waits.
-    """
+    """Whether `pod` has waited too long in its pool, and there is a pool in which none waits."""
     since = pod.unschedulable_since
     if since is None or lacks_more_than_nodes(pod):
         return False
@@ -251,10 +248,7 @@ def next_try(refusal: Refusal, timing: Timing) -> datetime:
 
 
 def refusal_of(situation: Situation, draft: Draft) -> Refusal | None:
-    """Why pods that the job lacks can't be created.
-
-    None if it lacks none of a type that is refused.
-    """
+    """Why pods that the job lacks can't be created; None if it lacks none of a type that is refused."""
     refusal = situation.refusal
     lacks = refusal is not None and not refusal.capacity_types.isdisjoint(missing(situation, draft))
     return refusal if lacks else None

@@ -156,10 +156,7 @@ def _after_failure(status: TrainingJobStatus) -> str:
 
 
 def _failing_saves(status: TrainingJobStatus, *, said: str = "") -> str:
-    """The first words of why checkpoints fail.
-
-    Empty if they don't, or if `said` has that already.
-    """
+    """The first words of why checkpoints fail; empty if they don't, or if `said` has that already."""
     healthy = status.condition(ConditionType.CHECKPOINTS_HEALTHY)
     if healthy is None or healthy.status != "False" or healthy.message in said:
         return ""

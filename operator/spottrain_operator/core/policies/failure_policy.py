@@ -100,10 +100,7 @@ def _has_ended(m: MemberFacts) -> bool:
 
 
 def failure_traceback(members: tuple[MemberFacts, ...]) -> str:
-    """The end of the traceback of that failure, on lines of its own.
-
-    Empty if there is none.
-    """
+    """The end of the traceback of that failure, on lines of its own; empty if there is none."""
     _, failure = _first_failure(members)
     if failure is None or not failure.traceback or _leaving(members):
         return ""
@@ -111,10 +108,7 @@ def failure_traceback(members: tuple[MemberFacts, ...]) -> str:
 
 
 def _leaving(members: tuple[MemberFacts, ...]) -> str:
-    """Which member left early, as the one cause of all failures.
-
-    Empty if one has another cause.
-    """
+    """Which member left early, as the one cause of all failures; empty if one has another cause."""
     reasons = {m.failure.reason for m in members if m.failure is not None}
     return leaving_sentence(members) if reasons and reasons <= _OF_OTHERS else ""
 
@@ -227,10 +221,7 @@ def handle_pods_that_cannot_start(situation: Situation, draft: Draft) -> Draft:
 
 
 def gives_up_at(situation: Situation, draft: Draft) -> datetime | None:
-    """When a new job fails, if no pod starts before.
-
-    None if what its pods wait for may last.
-    """
+    """When a new job fails, if no pod starts before; None if what its pods wait for may last."""
     if not _may_give_up(situation, draft):
         return None
     refusal = _lasting_refusal(situation)

@@ -22,10 +22,7 @@ _AGENTS_ADVICE = (
 
 
 def why_it_waits(namespace: str, pod: PodView) -> str:
-    """Why a container of `pod` can't start, in its kubelet's words.
-
-    And how to see its log, if it has one.
-    """
+    """Why a container of `pod` can't start, in its kubelet's words, and how to see its log, if it has one."""
     said = f"{pod.waiting_reason}: {pod.waiting_message or 'no further message'}"
     has_log = pod.waiting_reason == WaitingReason.CRASH_LOOP_BACK_OFF and pod.exit_reason not in FAILED_STARTS
     return f"{said}. {_log_sentence(namespace, pod)}" if has_log else f"{said}{_advice(pod, said)}"
@@ -57,10 +54,7 @@ def _advice(pod: PodView, said: str) -> str:
 
 
 def ended_early_sentence(namespace: str, pods: Sequence[PodView]) -> str:
-    """How many pods ended before they could train, and why the last one did.
-
-    And how to see its log, if it has one.
-    """
+    """How many pods ended before they could train, why the last one did, and how to see its log, if it has one."""
     last = pods[-1]
     they = "it" if len(pods) == 1 else "they"
     why = ended_sentence(namespace, last)

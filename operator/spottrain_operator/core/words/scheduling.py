@@ -70,10 +70,7 @@ def lacks_more_than_nodes(pod: PodView) -> bool:
 
 
 def nodes_kept_away(pod: PodView, kept: KeptAway) -> str:
-    """Sentences about nodes that are cordoned or tainted.
-
-    Empty if the pod needs something else first.
-    """
+    """Sentences about nodes that are cordoned or tainted; empty if the pod needs something else first."""
     if lacks_more_than_nodes(pod):
         return ""
     keys = f" ({', '.join(sorted(kept.taints))})" if kept.taints else ""
