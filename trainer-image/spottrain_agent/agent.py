@@ -174,7 +174,7 @@ class Agent:
             self._dispatch(AssignmentReceived(assignment=assignment))
 
     async def _stop_once_explained(self, assignment: Assignment, activity: _Activity) -> None:
-        """Follow a STOP, but first let torchrun say how a rank has just ended.
+        """Follow a STOP, but first wait for torchrun to say how a rank has just ended.
 
         The ranks that lost it may be the reason for the STOP, and the operator needs the cause.
         """

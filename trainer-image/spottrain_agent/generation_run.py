@@ -212,8 +212,8 @@ class GenerationRun:
     def terminate_for_drain(self) -> None:
         """Send SIGTERM to ranks that don't read drain.json.
 
-        If it can't be written, send it to all. The script of the former doesn't use the library, whose sessions take
-        the signal for a drain. Each worker gets it once. A rank that uses the library writes its progress when its
+        If it can't be written, send it to all. The script of the former doesn't use the library, whose sessions treat
+        the signal as a drain. Each worker gets it once. A rank that uses the library writes its progress when its
         session opens; a young rank gets a little time for that.
         """
         if self._drain is None:

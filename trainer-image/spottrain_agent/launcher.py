@@ -38,7 +38,7 @@ class LaunchRequest(Message):
 def torchrun_arguments(generation: GenerationAssignment, address: str, run_dir: Path) -> tuple[str, ...]:
     """The torchrun command line of one member, without the leading `torchrun`.
 
-    It has no arguments of the script: workers get those with the entrypoint. torchrun's parser would take some for
+    It has no arguments of the script: workers get those with the entrypoint. torchrun's parser would read some as
     abbreviations of its own options: `--log` for `--log-dir`.
 
     The rendezvous is torchrun's static one, not c10d, because the operator has already decided who takes part and

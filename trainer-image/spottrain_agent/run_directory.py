@@ -71,7 +71,7 @@ class RunDirectory:
         self.drain_file.unlink(missing_ok=True)
 
     def show_risk(self, at_risk: bool) -> None:
-        """Let the ranks know whether a cloud recommends to leave the node."""
+        """Show the ranks whether a cloud recommends to leave the node."""
         if at_risk:
             (self.path / FILE_AT_RISK).touch()
         else:

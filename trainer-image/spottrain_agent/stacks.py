@@ -28,7 +28,7 @@ def stack_file(local_rank: int) -> str:
 
 
 def write_stacks_on_signal(path: Path) -> None:
-    """Let this process write its stacks to `path` on STACK_SIGNAL. They are the stacks of all its Python threads."""
+    """Make this process write its stacks to `path` on STACK_SIGNAL. They are the stacks of all its Python threads."""
     faulthandler.register(STACK_SIGNAL, file=path.open("wb"), all_threads=True)  # it keeps the file open
 
 

@@ -45,7 +45,7 @@ class Console:
 
     @classmethod
     def redirect(cls, path: Path) -> Self:
-        """Let this process write to the file at `path` from now on."""
+        """Make this process write to the file at `path` from now on."""
         console = cls(os.dup(1), os.dup(2))
         with path.open("ab") as log:
             os.dup2(log.fileno(), 1)

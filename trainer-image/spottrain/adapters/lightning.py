@@ -231,7 +231,7 @@ class SpottrainStrategy(DDPStrategy):
         done.ready = done.completed = self.loop.step
 
     def resume_epoch(self, trainer: Trainer) -> None:
-        """Let Lightning count from the completed steps, and run a validation that is due.
+        """Make Lightning count from the completed steps, and run a validation that is due.
 
         Commits are made before a validation, so that of the last completed step may not have run yet.
         """

@@ -11,7 +11,7 @@ What a store holds:
 
 A save has three parts. Every rank stages its tensors (staging.py). Then a process beside the rank uploads them
 (writer.py), and the rank leaves a receipt. Last, rank 0 writes the manifest and moves HEAD by compare-and-swap
-(save_task.py).
+(committer.py).
 
 Only what HEAD names exists. If HEAD itself is lost, it is rebuilt from the attempts that are whole (rebuild.py).
 Nothing is pickled (codec.py). After a loss without notice, the memory of members may hold newer steps (peers/).

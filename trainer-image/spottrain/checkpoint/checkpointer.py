@@ -282,7 +282,7 @@ class Checkpointer:
         return self._rank != 0 and current is not None and current.error is not None and current.given_up is None
 
     def share_failures(self, timeout_seconds: float | None = 0.0) -> None:
-        """Let rank 0 give up the newest save if another rank's part of it has failed. A collective.
+        """Make rank 0 give up the newest save if another rank's part of it has failed. A collective.
 
         That rank may not reach the store, not even to report its failure there.
 

@@ -193,7 +193,7 @@ def _do_nothing(*_: Any, **__: Any) -> None:
 
 
 def _with_scalars(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Let DeepSpeed broadcast parameters without dimensions.
+    """Make DeepSpeed broadcast parameters without dimensions.
 
     It views parameters as bytes, which torch refuses for these.
     """

@@ -158,7 +158,7 @@ class PerParameter:
     def _clear_padding(self) -> None:
         """Set padding to zero.
 
-        DeepSpeed leaves what was in that memory, and an optimizer that uses a tensor as a whole would take it for
+        DeepSpeed leaves what was in that memory, and an optimizer that uses a tensor as a whole would treat it as
         weights.
         """
         flats, ends = self.flats(), [0] * len(self.flats())
@@ -220,7 +220,7 @@ class ZeroState:
         return weights | frozen | self._buffers()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over values that are not tensors, and refresh the parameters.
+        """Set values that are not tensors, and refresh the parameters.
 
         Tensors were loaded in place. Values that the commit lacks stay, such as the options that a new schedule adds.
         """

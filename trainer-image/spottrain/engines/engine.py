@@ -106,5 +106,5 @@ class Engine(Protocol):
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what was loaded into a `state()` of this engine. A collective."""
+        """Use what was loaded into a `state()` of this engine. A collective."""
         ...

@@ -60,7 +60,7 @@ class ForeignLoop:
         self.total = checked_total(total)
         self._fetched: deque[MicroBatch] = deque()
         self._num_weighed = 0
-        self._has_begun = False  # whether the loop has taken data of the step under way
+        self._has_begun = False  # whether the loop has fetched data of the step under way
         self._is_updated = False  # whether the step under way was updated, or is just about to be
         training.before_finish = self._leave
         self._steps = training.steps(self.total)
@@ -73,7 +73,7 @@ class ForeignLoop:
 
     @property
     def fetched(self) -> tuple[MicroBatch, ...]:
-        """The micro-batches whose data were taken and whose loss was not weighed yet."""
+        """The micro-batches whose data were fetched and whose loss was not weighed yet."""
         return tuple(self._fetched)
 
     def micro_batches(self) -> Iterator[FetchedBatch]:
@@ -115,7 +115,7 @@ class ForeignLoop:
         return weighted
 
     def observe(self, loss: torch.Tensor) -> None:
-        """Take into account a loss that is weighted already, instead of calling `weigh`.
+        """Add a loss that is weighted already, instead of calling `weigh`.
 
         Args:
             loss: The micro-batch's part of the global batch's mean, times the number of ranks.

@@ -227,7 +227,7 @@ class Session:
         stateful: Mapping[str, Stateful] | None = None,
         instead: Mapping[str, str] | None = None,
     ) -> Training:
-        """Take over a model that a different framework has spread and trains.
+        """Adopt a model that a different framework has spread and trains.
 
         The framework has a loop of its own. Drive its steps with a `ForeignLoop`, as the adapters do. The framework
         then decides precision, activation checkpointing, compilation and the settings of FSDP. A collective.
@@ -349,14 +349,14 @@ class Session:
         return self._training
 
     def catch_sigterm(self) -> None:
-        """Take SIGTERM as a request to drain. Call it again if a framework has installed a handler of its own."""
+        """Treat SIGTERM as a request to drain. Call it again if a framework has installed a handler of its own."""
         self._drain.catch_sigterm()
 
     def end(self, kind: OutcomeKind) -> None:
         """Leave the world together with the other ranks, at the end of the session.
 
         Nothing has failed. If the script left the loop early, its last step is committed here. The outcome is written
-        when all ranks are done, because the agent takes that of a drain as the end of the process.
+        when all ranks are done, because the agent treats that of a drain as the end of the process.
         """
         if self._training is not None and kind is OutcomeKind.SUCCEEDED:
             self._training.finish()

@@ -123,7 +123,7 @@ class StateSaver:
         return self.checkpointer is not None and self.checkpointer.has_failed
 
     def share_failures(self) -> None:
-        """Let rank 0 give up the newest save if another rank's part of it has failed."""
+        """Make rank 0 give up the newest save if another rank's part of it has failed."""
         if self.checkpointer is not None:
             self.checkpointer.share_failures()
 

@@ -44,7 +44,7 @@ class CheckpointSchedule:
         return time.monotonic() - self._started_at
 
     def learn(self, cost: CheckpointCost) -> None:
-        """Take the cost of the newest save into account."""
+        """Update the cost by that of the newest save."""
         self.cost = cost if self.cost is None else self.cost.updated(cost)
 
     def is_due_at_step(self, step: int) -> bool:

@@ -53,7 +53,7 @@ class Stateful(Protocol):
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Take over what `state_dict` returned before a commit."""
+        """Restore what `state_dict` returned before a commit."""
         ...
 
 
@@ -138,7 +138,7 @@ class TrainingState:
             random_state.seed_everything(seed, step=loaded.step, rank=rank)
 
     def _load_schedule(self, scheduler: LRScheduler, loaded: Loaded, scripts: Options) -> None:
-        """Let the schedule continue where the commit's was; the optimizer is loaded.
+        """Continue the schedule where the commit's was; the optimizer is loaded.
 
         A schedule of another class has numbers of its own, and takes over the step and the rates that it scales.
         """

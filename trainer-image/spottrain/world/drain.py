@@ -43,7 +43,7 @@ class DrainFlag:
         self._pid = os.getpid()
 
     def catch_sigterm(self) -> None:
-        """Take SIGTERM as a request to drain.
+        """Treat SIGTERM as a request to drain.
 
         torchrun sends it, and so does an agent to a script without a session. A process that the script forks has
         this handler, too, but ends by the signal.

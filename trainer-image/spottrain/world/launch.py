@@ -169,7 +169,7 @@ def gloo_group(timeout: timedelta = PROCESS_GROUP_TIMEOUT) -> dist.ProcessGroup:
 
 
 def barrier(groups: Groups) -> None:
-    """Wait for all ranks. A rank that still works would take the exit of a different one for a loss."""
+    """Wait for all ranks. A rank that still works would mistake the exit of a different one for a loss."""
     if groups.agreement is None:
         return
     try:
