@@ -88,14 +88,13 @@ class CheckpointReports:
 
     def committed(self, commit: Commit) -> None:
         """Report the newest commit."""
-        self.reporter.committed(
-            CommitRef(
-                generation=commit.generation,
-                step=commit.step,
-                manifest=commit.manifest,
-                committed_at=datetime.fromisoformat(commit.committed_at),
-            )
+        ref = CommitRef(
+            generation=commit.generation,
+            step=commit.step,
+            manifest=commit.manifest,
+            committed_at=datetime.fromisoformat(commit.committed_at),
         )
+        self.reporter.update(commit=ref)
 
     def intervals(self) -> None:
         """Report the intervals of saves, and the reasons for them."""

@@ -15,7 +15,7 @@ from typing import Any
 from spottrain.checkpoint.background import BackgroundThread
 from spottrain_api.contract.message import Message
 from spottrain_api.contract.names import outcome_file, progress_file
-from spottrain_api.contract.reports import CommitRef, Failure, Outcome, OutcomeKind, Progress, TrainerPhase
+from spottrain_api.contract.reports import Failure, Outcome, OutcomeKind, Progress, TrainerPhase
 
 logger = logging.getLogger(__name__)
 
@@ -108,10 +108,6 @@ class ProgressReporter:
         )
         self._write_file(outcome, outcome_file(self._local_rank))
         self.update(phase=TrainerPhase.DONE)
-
-    def committed(self, commit: CommitRef) -> None:
-        """Report the newest commit."""
-        self.update(commit=commit)
 
     def _write(self) -> Future[None]:
         self._written_at = time.monotonic()
