@@ -24,8 +24,8 @@ class CheckpointReports:
     """Reports what one rank saved and restored, and what failed.
 
     Attributes:
-        replicas: In peers' memory.
-        uri: Of the commits.
+        replicas: The replicas in peers' memory, if the job has them.
+        uri: Folder of the commits.
     """
 
     reporter: ProgressReporter

@@ -38,8 +38,8 @@ class _UnderWay:
     """The newest save in the background.
 
     Attributes:
-        forecast_seconds: Made before it started.
-        is_slow: Whether that was reported.
+        forecast_seconds: The forecast that was made before it started.
+        is_slow: Whether it was reported as slow.
     """
 
     handle: SaveHandle
@@ -55,7 +55,7 @@ class StateSaver:
     checkpointer nothing is saved.
 
     Attributes:
-        sleep: Waits so many seconds between two tries of a save without which nothing can go on.
+        sleep: Waits between two tries of a save without which nothing can continue.
         committed_step: The newest step of which all ranks know that it is committed.
     """
 

@@ -19,7 +19,7 @@ class CheckpointSchedule:
     """When one rank of a generation saves next. It learns the cost of a save from the saves before.
 
     Attributes:
-        waits_for_last_safe_moment: `checkpoint.onNotice: lastSafe`.
+        waits_for_last_safe_moment: Whether the job has `checkpoint.onNotice: lastSafe`.
         cost: Cost of the saves so far, also in earlier generations; None before the first.
         agreed_seconds: Rank 0's forecast of a save, which all ranks know.
         at_risk: Whether a member's node may be taken back soon, which all ranks know.

@@ -35,8 +35,7 @@ class Commit(BaseModel):
     Attributes:
         attempt: Prefix of the attempt that wrote all the objects of this checkpoint, with its trailing slash.
         committed_at: UTC, ISO 8601. For people: no decision depends on it.
-        needs: Attempts of other commits to whose frozen weights this one refers (frozen_files.py). They stay as long
-            as it.
+        needs: Attempts of other commits to whose frozen weights this one refers, which stay as long as it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -58,8 +57,7 @@ class Head(BaseModel):
     """The kept commits, newest first, and the fence: the generation below which nobody may commit.
 
     Attributes:
-        rebuilt: Whether it was rebuilt from the attempts in the store, because HEAD itself was missing or damaged
-            (rebuild.py). Not stored.
+        rebuilt: Whether HEAD was missing or damaged, and was rebuilt from the attempts (rebuild.py). Not stored.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -21,7 +21,7 @@ class FrozenFiles:
     """Tensors that are stored, and the files that hold them.
 
     Attributes:
-        tensors: Their chunks hold the number of a file in `files`.
+        tensors: The tensors by name, whose chunks hold the number of a file in `files`.
     """
 
     files: tuple[FrozenFile, ...] = ()

@@ -73,8 +73,7 @@ class Chunk(_Model):
     Its place in the tensor is in elements, and its place in the file is in bytes.
 
     Attributes:
-        rank: The rank whose file it is. In a manifest: the number of the file. Files of frozen weights follow the
-            others.
+        rank: The rank whose file it is. In a manifest: the number of the file, those of frozen weights last.
     """
 
     rank: NonNegativeInt
@@ -149,8 +148,7 @@ class Manifest(_Model):
     Attributes:
         shared: Files of frozen weights, of this attempt or of older ones, which commits share.
         tree: The state with its tensors replaced by their names, as `codec.split` returns it.
-        saved_at: UTC, ISO 8601. For people.
-        saved_at: Empty in that of a replica in members' memory.
+        saved_at: UTC, ISO 8601; for people. Empty in that of a replica in members' memory.
     """
 
     format_version: int = FORMAT_VERSION
