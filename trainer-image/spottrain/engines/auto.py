@@ -16,10 +16,11 @@ from spottrain import exchange
 from spottrain.engines.blocks import find_blocks
 from spottrain.engines.deepspeed_config import user_settings
 from spottrain.engines.deepspeed_limits import unfit_for_zero
-from spottrain.engines.engine import HYBRID, EngineConfig
+from spottrain.engines.engine import EngineConfig
 from spottrain.engines.model_state import num_bytes, unfit_for_shards
 from spottrain.engines.precision import NAMES
 from spottrain_api.contract.reports import MemoryEstimate, StrategyChoice
+from spottrain_api.settings.choices import Sharding
 from spottrain_planner.deepspeed_json import BUCKET, LIVE, named_size, named_stage
 from spottrain_planner.memory_estimate import DEEPSPEED, FSDP, Estimate, ModelFacts, Workload
 from spottrain_planner.strategy_choice import Memory, choose_strategy
@@ -82,7 +83,7 @@ def choose_automatically(
         precision=NAMES[config.precision],
         sequence_length=tokens_per_sample,
         activation_checkpointing=activation_checkpointing,
-        fsdp_ranks=config.local_world_size if config.fsdp.sharding == HYBRID else None,
+        fsdp_ranks=config.local_world_size if config.fsdp.sharding == Sharding.HYBRID else None,
         fsdp_keeps_gathered=not config.fsdp.reshard_after_forward,
         global_batch=config.plan.global_batch,
         built_in_place=machine.accelerator_bytes is None or any(each.is_cuda for each in model.parameters()),

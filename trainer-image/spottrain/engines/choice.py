@@ -5,9 +5,6 @@ from __future__ import annotations
 from spottrain.engines.engine import Engine, EngineConfig
 from spottrain_api.settings.choices import Strategy
 
-# spottrain.engines.auto chooses one of the others.
-AUTO = Strategy.AUTO.value
-
 
 def choose_engine(strategy: str, config: EngineConfig) -> Engine:
     """Create the engine of a strategy.

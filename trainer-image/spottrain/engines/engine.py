@@ -12,11 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from spottrain.data.batch import BatchPlan
-from spottrain_api.settings.choices import Sharding
 from spottrain_api.settings.training import DeepSpeedConfig, FsdpConfig
-
-# Values of FsdpConfig.sharding.
-FULL, HYBRID = Sharding.FULL.value, Sharding.HYBRID.value
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 

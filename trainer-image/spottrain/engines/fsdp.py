@@ -16,11 +16,12 @@ from torch.distributed.tensor.experimental import implicit_replication
 
 from spottrain.engines.blocks import find_blocks, used_from_outside
 from spottrain.engines.buffers import batch_norms, copy_from_first
-from spottrain.engines.engine import FULL, HYBRID, EngineConfig
+from spottrain.engines.engine import EngineConfig
 from spottrain.engines.model_state import unfit_for_shards
 from spottrain.engines.native import NativeEngine, zeros_for_unused
 from spottrain.engines.same_order import SameBlocks
 from spottrain.world.failures import UserError
+from spottrain_api.settings.choices import Sharding
 
 
 class FsdpEngine(NativeEngine):
@@ -38,9 +39,9 @@ class FsdpEngine(NativeEngine):
         """
         super().__init__(config)
         sharding = config.fsdp.sharding
-        if sharding == HYBRID and config.plan.world_size % config.local_world_size:
+        if sharding == Sharding.HYBRID and config.plan.world_size % config.local_world_size:
             raise ValueError(
-                f"fsdp.sharding {HYBRID} needs the same number of ranks on every node, and {config.plan.world_size} "
+                f"fsdp.sharding hybrid needs the same number of ranks on every node, and {config.plan.world_size} "
                 f"ranks are not a multiple of {config.local_world_size}"
             )
 
@@ -91,7 +92,7 @@ class FsdpEngine(NativeEngine):
         this rank's shards of the gradients, also with offload.
         """
         self._is_last = is_last
-        if self._config.fsdp.sharding == HYBRID:
+        if self._config.fsdp.sharding == Sharding.HYBRID:
             self._model.set_requires_all_reduce(is_last)  # type: ignore[operator]
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -152,7 +153,7 @@ class FsdpEngine(NativeEngine):
         The grid has a row of shards for each node, with replicas in the columns.
         """
         device, world_size, local = self._config.device.type, dist.get_world_size(), self._config.local_world_size
-        if self._config.fsdp.sharding == FULL or local == world_size:
+        if self._config.fsdp.sharding == Sharding.FULL or local == world_size:
             return init_device_mesh(device, (world_size,))
         return init_device_mesh(device, (world_size // local, local), mesh_dim_names=("replicas", "shards"))
 

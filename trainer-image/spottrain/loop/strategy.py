@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import nn
 
 from spottrain.engines.auto import Machine, choose_automatically, least_of_all
-from spottrain.engines.choice import AUTO
 from spottrain.engines.engine import EngineConfig
 from spottrain.recovery.open_store import OpenedStore
 from spottrain.recovery.training_state import STRATEGY
 from spottrain.world.launch import Groups, Launch
 from spottrain_api.contract.reports import StrategyChoice
+from spottrain_api.settings.choices import Strategy
 
 
 def choose_strategy(
@@ -27,7 +27,7 @@ def choose_strategy(
     If the job has commits, the strategy of these stays, so that the run stays the same.
     """
     job = store.config
-    if job.strategy != AUTO:
+    if job.strategy != Strategy.AUTO:
         return None
     recorded = store.newest_extra.get(STRATEGY)
     if recorded is not None:

@@ -24,7 +24,6 @@ from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.saving.writer import started_writer
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain.checkpoint.stores.uri import open_storage
-from spottrain.engines.choice import AUTO
 from spottrain.recovery.reports import report_failure
 from spottrain.recovery.store_retries import retry
 from spottrain.world.failures import start_error
@@ -32,6 +31,7 @@ from spottrain.world.launch import Groups, Launch, identify_run
 from spottrain.world.progress import ProgressReporter
 from spottrain_api.contract.configuration import TrainerConfig
 from spottrain_api.contract.reports import CommitRef
+from spottrain_api.settings.choices import Strategy
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: Progr
     )
     newest = checkpointer.latest()
     _refuse_older(newest, config.resume, uri)
-    extra = checkpointer.newest_extra() if config.strategy == AUTO else {}
+    extra = checkpointer.newest_extra() if config.strategy == Strategy.AUTO else {}
     return OpenedStore(config=config, checkpointer=checkpointer, newest=newest, newest_extra=extra)
 
 
