@@ -29,10 +29,12 @@ SHARING_SECONDS = 1.0
 class Contact:
     """Follows the assignments, and reports by the rhythm.
 
-    `report` makes a report of the present state. `num_reports` counts those that were sent.
+    Attributes:
+        num_reports: The number of reports that were sent.
     """
 
     def __init__(self, address: str, report: Callable[[], AgentReport]) -> None:
+        """`report` makes a report of the present state."""
         self._make_report = report
         self._news = asyncio.Event()
         self._has_looked = asyncio.Event()

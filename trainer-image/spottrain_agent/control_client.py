@@ -132,8 +132,10 @@ async def _longest() -> float:
 class ControlClient:
     """Talks to the operator, through a relay if there is one that works.
 
-    `report_seconds` is the longest pause between reports that the operator allows. `operator_restarts` says
-    whether the newest report found that nobody listens at the operator's address, or was answered with 503.
+    Attributes:
+        report_seconds: The longest pause between reports that the operator allows.
+        operator_restarts: Whether nobody listened at the operator's address for the newest report, or it was answered
+            with 503.
     """
 
     def __init__(

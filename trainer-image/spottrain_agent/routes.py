@@ -68,9 +68,11 @@ class Route(Protocol):
 class DirectRoute:
     """The operator's control API.
 
-    It reads the projected token and the operator's address for each request, because the kubelet renews them.
-    `url` is the address of the newest request. After a report that was not answered in time, the next one may take
-    twice as long.
+    It reads the projected token and the operator's address for each request, because the kubelet renews them. After a
+    report that was not answered in time, the next one may take twice as long.
+
+    Attributes:
+        url: The address of the newest request.
     """
 
     def __init__(self, session: aiohttp.ClientSession, address: ControlAddress, token_file: Path | None) -> None:

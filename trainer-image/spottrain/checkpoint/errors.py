@@ -96,12 +96,10 @@ class SaveFailed(CheckpointError):
 
 
 class RankFailed(SaveFailed):
-    """This save was given up, because another rank's part failed.
-
-    `cause` is that rank's error; `encoded` is its JSON, from `error_to_json`.
-    """
+    """This save was given up, because another rank's part failed, with the error `cause`."""
 
     def __init__(self, step: int, rank: int, encoded: list[Any]) -> None:
+        """`encoded` is the JSON of the rank's error, from `error_to_json`."""
         super().__init__(step, rank, encoded)
         self.cause = error_from_json(encoded)
 
