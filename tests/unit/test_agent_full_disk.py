@@ -82,7 +82,7 @@ sys.exit(launcher.run_launcher(request))
 def test_an_end_that_cannot_be_written_is_that_of_the_exit_code(program: str, name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / "train.py").write_text("print('done')")
-    head = "import pathlib, sys\nfrom spottrain_api.contract import Entrypoint\nfolder = pathlib.Path(sys.argv[1])\n"
-    head += "import os\nos.environ['LOCAL_RANK'] = '0'\n"
+    head = "import pathlib, sys\nfrom spottrain_api.settings.entrypoint import Entrypoint\n"
+    head += "folder = pathlib.Path(sys.argv[1])\nimport os\nos.environ['LOCAL_RANK'] = '0'\n"
     done = subprocess.run([sys.executable, "-c", head + program, tmp_path], check=False)
     assert done.returncode == 0

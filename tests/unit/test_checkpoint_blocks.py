@@ -48,6 +48,7 @@ def stored() -> tuple[CountingStorage, Manifest, list[bytes]]:
         tree={},
         rank_states=(None,) * len(files),
         extra={},
+        saved_at="2026-11-21",
     )
     return storage, manifest, files
 

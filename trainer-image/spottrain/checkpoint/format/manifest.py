@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Self
 
 import torch
@@ -148,7 +149,7 @@ class Manifest(_Model):
     Attributes:
         shared: Files of frozen weights, of this attempt or of older ones, which commits share.
         tree: The state with its tensors replaced by their names, as `codec.split` returns it.
-        saved_at: UTC, ISO 8601; for people. Empty in that of a replica in members' memory.
+        saved_at: When it was made, in UTC and ISO 8601; for people.
     """
 
     format_version: int = FORMAT_VERSION
@@ -161,7 +162,7 @@ class Manifest(_Model):
     tree: Any
     rank_states: tuple[Any, ...]
     extra: Any
-    saved_at: Time = ""
+    saved_at: Time
 
     @model_validator(mode="after")
     def _chunks_lie_in_files(self) -> Self:
@@ -262,14 +263,14 @@ def build_manifest(
     step: int,
     tree: Any,
     extra: Any,
-    saved_at: str = "",
+    saved_at: str | None = None,
     frozen_files: Sequence[FrozenFile] = (),
     frozen_tensors: Mapping[str, Tensor] | None = None,
 ) -> Manifest:
     """The manifest of an attempt whose receipts are complete.
 
     The receipts are in order of rank. If there are files of frozen weights, the manifest has the tensors in them,
-    too.
+    too. `saved_at` None: now.
     """
     tensors = index_tensors(entry for receipt in receipts for entry in receipt.entries)
     return Manifest(
@@ -282,7 +283,7 @@ def build_manifest(
         tree=tree,
         rank_states=tuple(receipt.rank_state for receipt in receipts),
         extra=extra,
-        saved_at=saved_at,
+        saved_at=saved_at or datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
 
 
