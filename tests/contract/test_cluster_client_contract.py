@@ -19,8 +19,7 @@ from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND
 from spottrain_operator.control_api.agents import ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.tokens import NotOurPodError, TokenGate
-from spottrain_operator.core.model import Event
-from spottrain_operator.core.policies.protection import PROTECTION
+from spottrain_operator.core.model import PROTECTION, Event
 from spottrain_operator.kube.client import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
 from spottrain_operator.objects.definitions import crd_problem
 from spottrain_operator.objects.events import EventRecorder

@@ -21,6 +21,7 @@ from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_api.v1alpha1.status import FINISHED_PHASES, GenerationState, TrainingJobStatus
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.model import (
+    PROTECTION,
     AnnotatePod,
     CreatePod,
     DeletePod,
@@ -32,7 +33,6 @@ from spottrain_operator.core.model import (
     ReportView,
 )
 from spottrain_operator.core.plan import plan
-from spottrain_operator.core.policies.protection import PROTECTION
 
 
 def _spec(max_prewarmed: int) -> TrainingJobSpec:

@@ -10,8 +10,7 @@ from datetime import timedelta
 import pytest
 
 from scene import ENDED, NOW, Change, Scene, notice, pod, training_job, waiting_job
-from spottrain_operator.core.model import AnnotatePod
-from spottrain_operator.core.policies.protection import PROTECTION
+from spottrain_operator.core.model import PROTECTION, AnnotatePod
 from spottrain_operator.core.timing import DEFAULT_TIMING
 
 KARPENTER, AUTOSCALER = "karpenter.sh/do-not-disrupt", "cluster-autoscaler.kubernetes.io/safe-to-evict"

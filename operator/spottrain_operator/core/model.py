@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from spottrain_api.contract.assignments import AgentReport, CapacityType
-from spottrain_api.contract.names import TRAINER_CONTAINER
+from spottrain_api.contract.conditions import WaitingReason
+from spottrain_api.contract.names import ANNOTATION_DO_NOT_DISRUPT, ANNOTATION_SAFE_TO_EVICT, TRAINER_CONTAINER
 from spottrain_api.contract.nodes import DEFAULT_GRACE_SECONDS
 from spottrain_api.contract.notices import Notice
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
@@ -20,6 +21,10 @@ from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 
 # Reasons of containers that have ended without a start. They have no log.
 FAILED_STARTS = frozenset({"StartError", "ContainerCannotRun"})
+# A kubelet's reasons why a container can't start, and won't if one waits.
+CANNOT_START = frozenset(WaitingReason)
+# Annotations by which autoscalers leave a pod's node alone.
+PROTECTION: Mapping[str, str] = {ANNOTATION_DO_NOT_DISRUPT: "true", ANNOTATION_SAFE_TO_EVICT: "false"}
 # Number of membership changes that the status keeps.
 MAX_TRANSITIONS = 50
 

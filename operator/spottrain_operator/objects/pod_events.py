@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from spottrain_api.contract.conditions import WaitingReason
-from spottrain_operator.core.model import PodView
-from spottrain_operator.core.policies.failure_policy import CANNOT_START
+from spottrain_operator.core.model import CANNOT_START, PodView
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing, after, seconds_between
 from spottrain_operator.core.words.scheduling import UNSEEN
 from spottrain_operator.kube.client import ClusterClient, ClusterError, JobKey, Manifest

@@ -24,7 +24,7 @@ from spottrain_api.contract.names import (
     LABEL_TEMPLATE_HASH,
 )
 from spottrain_api.contract.nodes import accepted_taints
-from spottrain_operator.core.policies.protection import PROTECTION
+from spottrain_operator.core.model import PROTECTION
 from spottrain_operator.kube.client import Manifest
 
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"

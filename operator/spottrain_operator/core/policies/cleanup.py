@@ -12,8 +12,8 @@ from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.places import places
 from spottrain_operator.core.facts.pools import asks_for_current_nodes
 from spottrain_operator.core.facts.situation import BUSY, PodFacts, Situation
-from spottrain_operator.core.model import DeleteJob, DeletePod
-from spottrain_operator.core.policies.failure_policy import CANNOT_START, start_failures
+from spottrain_operator.core.model import CANNOT_START, DeleteJob, DeletePod
+from spottrain_operator.core.policies.failure_policy import start_failures
 from spottrain_operator.core.policies.rivals import rival_of
 from spottrain_operator.core.timing import seconds_between
 

@@ -22,15 +22,13 @@ from spottrain_operator.core.facts.members import (
 from spottrain_operator.core.facts.progress import newest_progress
 from spottrain_operator.core.facts.situation import PodFacts, Situation
 from spottrain_operator.core.facts.standstill import ALL_RANKS, standstill
-from spottrain_operator.core.model import Refusal
+from spottrain_operator.core.model import CANNOT_START, Refusal
 from spottrain_operator.core.policies.ending import finish, request_end
 from spottrain_operator.core.policies.transitions import open_transition
 from spottrain_operator.core.timing import after, seconds_between
 from spottrain_operator.core.words.pods import ended_early_sentence, start_sentence
 from spottrain_runtime.wording import clause, counted
 
-# A kubelet's reasons why a container can't start, and won't if one waits.
-CANNOT_START = frozenset(WaitingReason)
 # Another member is their cause.
 _OF_OTHERS = frozenset({FailureReason.LOST_PEER, FailureReason.RENDEZVOUS_FAILED})
 UNEXPLAINED = ". No pod says why that one ended: see the logs of the others"

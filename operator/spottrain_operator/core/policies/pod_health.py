@@ -10,9 +10,9 @@ from spottrain_api.contract.conditions import ConditionReason, ConditionType, En
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.places import places
 from spottrain_operator.core.facts.situation import Situation
-from spottrain_operator.core.model import PodView
+from spottrain_operator.core.model import CANNOT_START, PodView
 from spottrain_operator.core.policies.capacity import advice, missing, refusal_of, retries_sentence, spot_sentence
-from spottrain_operator.core.policies.failure_policy import CANNOT_START, start_failures
+from spottrain_operator.core.policies.failure_policy import start_failures
 from spottrain_operator.core.timing import after
 from spottrain_operator.core.words.pods import ended_early_sentence, start_sentence, waits_in_vain_sentence
 from spottrain_operator.core.words.scheduling import lacks_more_than_nodes, scheduler_says

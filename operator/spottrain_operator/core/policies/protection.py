@@ -6,14 +6,9 @@ preemption that no cloud has asked for. With a notice, the node has to go, and t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from spottrain_api.contract.names import ANNOTATION_DO_NOT_DISRUPT, ANNOTATION_SAFE_TO_EVICT
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.situation import PodFacts, Situation
-from spottrain_operator.core.model import AnnotatePod
-
-PROTECTION: Mapping[str, str] = {ANNOTATION_DO_NOT_DISRUPT: "true", ANNOTATION_SAFE_TO_EVICT: "false"}
+from spottrain_operator.core.model import PROTECTION, AnnotatePod
 
 
 def protect_members(situation: Situation, draft: Draft) -> Draft:
