@@ -38,7 +38,7 @@ NAMES: dict[str, type[StrEnum]] = {
     kind.__name__: kind for kind in (Cause, ConditionReason, ConditionType, EndReason, EventReason)
 }
 # Of other programs, and set by the project for them alone.
-NOT_OURS = {"PATH", "PYTORCH_NVML_BASED_CUDA_CHECK", "DS_ACCELERATOR"}
+NOT_OURS = {"PATH", "PYTORCH_NVML_BASED_CUDA_CHECK", "DS_ACCELERATOR", "LOCAL_SIZE"}
 
 
 def test_every_marker_has_text_and_every_text_a_page() -> None:

@@ -221,6 +221,8 @@ def _import_library(device: torch.device) -> Any:
     # Read at the import. Otherwise the library chooses by what it finds on the machine.
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed needs it, and only torchrun sets it
+    # The ranks of a node that compute on CPUs. Otherwise ZeRO 3 starts numactl in each backward pass to count them.
+    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
     try:
         library = importlib.import_module("deepspeed")
     except ImportError as error:
