@@ -54,6 +54,7 @@ def trained_on_labels(backward: str, micro_batch: int) -> torch.Tensor:
     return training.full_state_dict()["0.weight"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed"])
 def test_the_best_model_and_the_early_stop_survive_a_resume_at_another_world_size(
     strategy: str, tmp_path: Path, fork: Any

@@ -102,7 +102,6 @@ def test_the_gpt_learns_and_resumes_with_another_number_of_ranks(fork: Any, tmp_
     assert float(loss) < 5.2  # from ln 256 = 5.5
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("example", ["digits", "lightning", "accelerate"])
 def test_the_digits_are_recognised(fork: Any, example: str, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"

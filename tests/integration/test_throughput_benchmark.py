@@ -48,7 +48,6 @@ def reports(fork: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     return {way: report_of(fork, way, tmp_path_factory.mktemp("way")) for way in ranks.WAYS}
 
 
-@pytest.mark.nightly
 def test_all_ways_train_the_same(reports: dict[str, Any]) -> None:
     plain = reports[ranks.PLAIN]
     assert plain["losses"][0] != plain["losses"][1]
@@ -63,7 +62,6 @@ def test_all_ways_train_the_same(reports: dict[str, Any]) -> None:
     }
 
 
-@pytest.mark.nightly
 def test_commits_that_the_store_no_longer_keeps_count(fork: Any, tmp_path: Path) -> None:
     assert report_of(fork, ranks.OURS_COMMITS, tmp_path, 4 * STEPS)["saved"] == 4
 
@@ -102,7 +100,6 @@ def test_a_device_has_no_other_devices_peak(device_name: str, peak: float | None
     assert model.peak_tflops(device_name) == peak
 
 
-@pytest.mark.nightly
 def test_the_table_has_ratios_to_the_plain_loop(reports: dict[str, Any], tmp_path: Path) -> None:
     arguments = argparse.Namespace(ranks=1, steps=STEPS, every=EVERY)
     taken = {
