@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ from uuid import uuid4
 import pytest
 import yaml
 
+from cluster_api import refusal
 from cluster_fixtures import Kubectl, wait_for
 from minimal_job import MINIMAL
-from spottrain_api import crd
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_local.install import chart_folder, find_helm
@@ -42,19 +41,26 @@ class Site:
     name: str
 
     def install(self, values: Object) -> None:
-        self.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(rendered(self.name, values)))
+        for each in rendered(self.name, values):
+            self.kubectl.apply(each, self.name)
 
     def account(self, part: str) -> str:
         return f"system:serviceaccount:{self.name}:{self.name}-{part}"
 
-    def said(self, user: str, *command: str, stdin: Object | None = None) -> str:
-        """What kubectl complains about, as this user; empty if it worked."""
-        text = json.dumps(stdin) if stdin is not None else None
-        done = self.kubectl.run(*command, "-n", self.name, f"--as={user}", stdin=text)
-        return "" if done.returncode == 0 else done.stderr
-
     def tries(self, user: str, made: Object) -> str:
-        return self.said(user, "create", "--dry-run=server", "--validate=ignore", "-f", "-", stdin=made)
+        """What the API server says against a new object of this user, which is not kept; empty if it takes it."""
+        server = self.kubectl.speaking_for(user)
+        return refusal(lambda: server.create(made, self.name, kept=False, fieldValidation="Ignore"))
+
+    def patched(self, user: str, kind: str, name: str, change: Object, *, how: str = "merge") -> str:
+        """What the API server says against a change by this user, which is not kept."""
+        server = self.kubectl.speaking_for(user)
+        return refusal(lambda: server.patch(kind, name, change, self.name, how=how, kept=False))
+
+    def deleted(self, user: str, kind: str, name: str, *, kept: bool = True) -> str:
+        """What the API server says against a deletion by this user, which happens if it is `kept`."""
+        server = self.kubectl.speaking_for(user)
+        return refusal(lambda: server.delete(kind, name, self.name, kept=kept))
 
     def pod(self, spec: Object | None = None, **changes: Any) -> Object:
         """The pod that the operator would create, with changes of its spec."""
@@ -78,19 +84,15 @@ class Site:
 @pytest.fixture(scope="module")
 def site(local_cluster: Any) -> Iterator[Site]:
     kubectl = Kubectl(kubeconfig=local_cluster.kubeconfig)
-    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(crd.CRDS))
-    wait_for(lambda: kubectl.run("get", "tj,tjh").returncode == 0, "the CRDs are served")
     site = Site(kubectl=kubectl, name=f"policy-{uuid4().hex[:8]}")
-    kubectl("create", "namespace", site.name)
+    kubectl.create_namespace(site.name)
     try:
         site.install({})
-        account = ("get", "serviceaccount", "default", "-n", site.name)
-        wait_for(lambda: kubectl.run(*account).returncode == 0, "a service account")
         yield site
     finally:
         objects = yaml.safe_dump_all(rendered(site.name, {}))
         kubectl.run("delete", "--wait=false", "--ignore-not-found", "-f", "-", stdin=objects)
-        kubectl.run("delete", "namespace", site.name, "--wait=false")
+        kubectl.delete("namespace", site.name)
 
 
 def enforced(check: Callable[[], str], refused: bool = True) -> None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 from uuid import uuid4
 
 import pytest
-import yaml
 
-from cluster_fixtures import wait_for
+from cluster_fixtures import Kubectl
 from memory_cluster import MemoryCluster
 from minimal_job import MINIMAL
 from pod_tokens import SigningIssuer
+from shared_clusters import SHARED
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID
-from spottrain_api.crd import CRDS
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.kube.client import (
     ClusterClient,
@@ -65,34 +63,27 @@ class MemorySetup:
 
 
 class RealSetup:
-    """The same with kubectl on a real control plane, in a namespace of its own."""
+    """The same on a real control plane, in a namespace of its own."""
 
-    def __init__(self, kubectl: Any, direct: KubernetesCluster, watches: KubernetesWatch) -> None:
+    def __init__(self, kubectl: Kubectl, direct: KubernetesCluster, watches: KubernetesWatch) -> None:
         self.kubectl = kubectl
         self.watches: WatchClient = watches
         self.namespace = f"contract-{uuid4().hex[:8]}"
-        kubectl("apply", "--server-side", "-f", str(CRDS))
-        wait_for(lambda: kubectl.run("get", "tj").returncode == 0, "the CRD is served")
-        kubectl("create", "namespace", self.namespace)
+        kubectl.create_namespace(self.namespace)
         self.direct = direct
         self.definitions: DefinitionClient = direct
         self.cluster: ClusterClient = direct
-        self.nodes: list[str] = sorted(kubectl.ready_nodes())
+        self.nodes = sorted(name for name, pool in SHARED.pool_of_nodes().items() if not pool.taints)
 
     def put_job(self, name: str) -> None:
         job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": MINIMAL}
-        self.kubectl("apply", "-n", self.namespace, "-f", "-", stdin=yaml.safe_dump(job))
+        self.kubectl.create(job, self.namespace)
 
     def token_for(self, pod: str, uid: str, audience: str) -> str:
-        return str(
-            self.kubectl(
-                *("create", "token", "default", "-n", self.namespace, f"--audience={audience}"),
-                *("--bound-object-kind=Pod", f"--bound-object-name={pod}", f"--bound-object-uid={uid}"),
-            )
-        ).strip()
+        return self.kubectl.token("default", self.namespace, audience=audience, pod=pod, uid=uid)
 
     def close(self) -> None:
-        self.kubectl.run("delete", "namespace", self.namespace, "--wait=false")
+        self.kubectl.delete("namespace", self.namespace)
 
 
 Setup = MemorySetup | RealSetup

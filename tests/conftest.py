@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # What it asserts is told as a test's own assertions are.
 pytest.register_assert_rewrite("trainer_runs")
 pytest_plugins = [
-    "cluster_fixtures",
+    "shared_clusters",
     "chart_site",
     "container_fixtures",
     "draws",
@@ -47,7 +47,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _leave_out("gpu", config, items)
     if not config.getoption("--containers"):
         _leave_out("containers", config, items)
-    last = {item.path for item in items if _uses_a_kept_cluster(item)}
+    # A cluster that runs takes a twelfth of a processor, even if nothing uses it: its tests come one after the other.
+    last = {item.path for item in items if item.get_closest_marker("cluster") is not None}
     items.sort(key=lambda item: (_folder(item) != "e2e", _folder(item) == "unit", item.path in last))
 
 
@@ -61,25 +62,28 @@ def _folder(item: pytest.Item) -> str:
     return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
-def _uses_a_kept_cluster(item: pytest.Item) -> bool:
-    """Whether a test uses a cluster that runs to the end of all tests.
-
-    Such a cluster takes a twelfth of a processor, even if nothing uses it.
-    """
-    if _folder(item) == "e2e":
-        return "operator_cluster" in getattr(item, "fixturenames", ())
-    return item.get_closest_marker("cluster") is not None
+# Files whose tests run one at a time, by what they share; the other end-to-end tests share a cluster and its nodes.
+LANES = {
+    "many jobs": ("e2e/test_bad_input.py", "e2e/test_walkthrough.py"),
+    # They use the fixture `whole_cluster`.
+    "a whole cluster": (
+        "integration/test_chart_crds.py",
+        "integration/test_chart_on_cluster.py",
+        "integration/test_crd_changes.py",
+        "integration/test_local_cluster.py",
+        "integration/test_local_cluster_install.py",
+        "integration/test_operator_outage.py",
+    ),
+}
 
 
 class FilesAtOnce(LoadScopeScheduling):
-    """Which tests may run at once: files, but of the end-to-end tests one at a time.
-
-    Two clusters that train at once are more than two cores can carry; one leaves them half idle.
-    """
+    """Tests of several files may run at once, but not those of one lane."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        return "end to end" if path.startswith("tests/e2e/") else path
+        path = nodeid.partition("::")[0].removeprefix("tests/")
+        lanes = (lane for lane, files in LANES.items() if path in files)
+        return next(lanes, "end to end" if path.startswith("e2e/") else path)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAtOnce:

@@ -217,6 +217,7 @@ BROKEN_RULES: list[tuple[str, Any, str]] = [
     ("capacity.onDemand", {"min": 3}, "capacity.onDemand.min is larger than nodes.max"),
     ("capacity.onDemand.max", 0, "capacity.onDemand.min is larger than capacity.onDemand.max"),
     ("capacity.pools[].nodeSelector", REMOVED, "a pool with provider custom needs a nodeSelector"),
+    ("capacity.pools[].nodeSelector{}", REMOVED, "a pool with provider custom needs a nodeSelector"),
     ("capacity.pools[].nodeSelector", {}, "a pool with provider custom needs a nodeSelector"),
     ("strategy", "fsdp", "deepspeed holds settings that have no effect with this strategy"),
     ("strategy", "deepspeed", "fsdp holds settings that have no effect with this strategy"),

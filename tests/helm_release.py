@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,3 +83,14 @@ class HelmRelease:
             values.write_text(yaml.safe_dump(local_values(self.cluster.spec(), self.cluster.unused_ip())))
         files = ("--values", str(chart_folder() / "values.local.yaml"), "--values", str(values))
         return ["upgrade", "--install", self.name, str(chart or chart_folder()), "--create-namespace", *files, *args]
+
+
+@contextmanager
+def installed(release: HelmRelease) -> Iterator[None]:
+    """Whatever the block installs, nothing of the release is left, and none of its CRDs."""
+    try:
+        yield
+    finally:
+        release.run("uninstall", release.name, "--ignore-not-found", "--wait")
+        release.kubectl("delete", "crd", "--ignore-not-found", *crd.definitions())
+        release.kubectl("delete", "namespace", "--ignore-not-found", release.namespace)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import signal
 import ssl
@@ -17,12 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import yaml
 from benchmarks.ports import free_ports
 
 from cluster_fixtures import Kubectl, wait_for
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
+
+LABEL_OPERATOR = "tests.spottrain.dev/operator"
 
 
 def _free_port() -> int:
@@ -31,12 +33,15 @@ def _free_port() -> int:
 
 @dataclass
 class OperatorProcess:
-    """`python -m spottrain_operator`, which a test can kill and start again."""
+    """`python -m spottrain_operator`, which a test can kill and start again.
+
+    It leads the jobs of namespaces with the label LABEL_OPERATOR of its own namespace, so that many operators share a
+    cluster.
+    """
 
     kubectl: Kubectl
     namespace: str
     folder: Path
-    watches_too: tuple[str, ...] = ()
     port: int = field(default_factory=_free_port)
     health_port: int = field(default_factory=_free_port)
     metrics_port: int = field(default_factory=_free_port)
@@ -61,7 +66,7 @@ class OperatorProcess:
             "SPOTTRAIN_METRICS_PORT": str(self.metrics_port),
             "POD_NAMESPACE": self.namespace,
             # Operators of other tests lead other namespaces, and may have left their leases behind.
-            "SPOTTRAIN_WATCH_NAMESPACES": " ".join((self.namespace, *self.watches_too)),
+            "SPOTTRAIN_WATCH_LABELS": f"{LABEL_OPERATOR}={self.namespace}",
             "POD_NAME": identity,
         }
         log = (self.folder / "operator.log").open("ab")
@@ -69,12 +74,14 @@ class OperatorProcess:
             [sys.executable, "-m", "spottrain_operator"], env=env, stdout=log, stderr=log, cwd=self.folder
         )
 
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def wait_ready(self, seconds: float = 60.0) -> None:
         wait_for(self._is_ready, "the operator is ready", seconds)
 
     def _is_ready(self) -> bool:
-        assert self.process is not None
-        assert self.process.poll() is None, f"the operator has ended:\n{self.log()}"
+        assert self.runs(), f"the operator has ended:\n{self.log()}"
         return self.readiness() == 200
 
     def readiness(self) -> int:
@@ -110,17 +117,33 @@ class OperatorProcess:
 
 
 @contextmanager
-def running(kubectl: Kubectl, namespace: str, folder: Path, *watches_too: str) -> Iterator[OperatorProcess]:
-    """An operator while the block runs. If the test fails, it shows the log."""
-    operator = OperatorProcess(kubectl=kubectl, namespace=namespace, folder=folder, watches_too=watches_too)
+def led_namespace(operator: OperatorProcess) -> Iterator[str]:
+    """A restricted namespace whose jobs this operator leads, while the block runs."""
+    name, kubectl = f"jobs-{uuid4().hex[:8]}", operator.kubectl
+    kubectl.create_namespace(
+        name, {LABEL_OPERATOR: operator.namespace, "pod-security.kubernetes.io/enforce": "restricted"}
+    )
+    try:
+        yield name
+    finally:
+        kubectl.delete_all("tj", name)
+        kubectl.delete("namespace", name)
+
+
+@contextmanager
+def running(kubectl: Kubectl, folder: Path) -> Iterator[OperatorProcess]:
+    """An operator while the block runs. It shows its log, in case a test fails."""
+    namespace = f"operator-{uuid4().hex[:8]}"
+    kubectl.create_namespace(namespace)
+    operator = OperatorProcess(kubectl=kubectl, namespace=namespace, folder=folder)
     try:
         operator.start()
         operator.wait_ready()
         yield operator
     finally:
-        if operator.process is not None and operator.process.poll() is None:
-            operator.process.kill()
-            operator.process.wait(10)
+        if operator.runs():
+            operator.end(signal.SIGKILL)
+        kubectl.delete("namespace", namespace)
         print(operator.log())
 
 
@@ -148,7 +171,7 @@ class Jobs:
             "metadata": {"name": name},
             "spec": spec | changes,
         }
-        self.kubectl("apply", "-n", self.namespace, "-f", "-", stdin=yaml.safe_dump(job))
+        self.kubectl.create(job, self.namespace)
 
     def status(self, name: str) -> dict[str, Any]:
         return dict(self.kubectl.get("tj", name, self.namespace).get("status", {}))
@@ -166,8 +189,18 @@ class Jobs:
             **{"number": 4, "state": "Ended", "worldSize": 3, "startedAt": "2026-01-01T00:00:00Z"},
             **{"rendezvousID": "g4", "rendezvousEndpoint": "10.0.0.1:1"},
         }
-        merge = ("--type=merge", "-p", json.dumps({"status": {"generation": generation}}))
-        self.kubectl("patch", "tj", name, "-n", self.namespace, "--subresource=status", *merge)
+        status = {"status": {"generation": generation}}
+        self.kubectl.patch("tj", name, status, self.namespace, subresource="status")
+
+    def lose(self, pod: str) -> None:
+        """Delete a pod at once, as if its node were gone."""
+        self.kubectl.delete("pod", pod, self.namespace, grace_seconds=0)
+
+    def edit(self, name: str, **changes: Any) -> None:
+        self.kubectl.patch("tj", name, {"spec": changes}, self.namespace)
+
+    def delete(self, name: str) -> None:
+        self.kubectl.delete("tj", name, self.namespace)
 
     def pods(self, name: str) -> list[Any]:
         pods = self.kubectl.list("pod", self.namespace, f"spottrain.dev/job={name}")
@@ -191,7 +224,7 @@ def watcher(kubectl: Kubectl, pod: Any, folder: Path) -> Iterator[subprocess.Pop
     kubectl("create", "clusterrolebinding", namespace, *account)
     [cluster] = yaml.safe_load(kubectl.kubeconfig.read_text())["clusters"]
     server = urllib.parse.urlparse(cluster["cluster"]["server"])
-    (folder / "token").write_text(kubectl("create", "token", "default", "-n", namespace))
+    (folder / "token").write_text(kubectl.token("default", namespace))
     (folder / "ca.crt").write_bytes(base64.b64decode(cluster["cluster"]["certificate-authority-data"]))
     env = dict(os.environ) | {
         "KUBERNETES_SERVICE_HOST": str(server.hostname),
@@ -208,4 +241,4 @@ def watcher(kubectl: Kubectl, pod: Any, folder: Path) -> Iterator[subprocess.Pop
     finally:
         process.kill()
         process.wait(10)
-        kubectl("delete", "clusterrolebinding", namespace)
+        kubectl.delete("clusterrolebinding", namespace)

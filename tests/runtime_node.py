@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 
 from cluster_fixtures import Kubectl, processes_of, wait_for
 from spottrain_local.cluster import Cluster
@@ -103,7 +102,8 @@ class Pods:
         self.apply(pod | {"spec": {"containers": named, "restartPolicy": "Never", **ONLY_HERE, **spec}})
 
     def apply(self, *objects: dict[str, Any]) -> None:
-        self.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=yaml.safe_dump_all(objects))
+        for each in objects:
+            self.kubectl.apply(each, NAMESPACE)
 
     def get(self, name: str, kind: str = "pod") -> dict[str, Any]:
         found: dict[str, Any] = self.kubectl.get(kind, name, NAMESPACE)
@@ -127,11 +127,7 @@ class Pods:
         return self.kubectl("logs", "-n", NAMESPACE, name, *options)
 
     def wait_log(self, name: str, text: str) -> None:
-        def printed() -> bool:
-            done = self.kubectl.run("logs", "-n", NAMESPACE, name)
-            return done.returncode == 0 and text in done.stdout
-
-        wait_for(printed, f"pod {name} prints {text!r}")
+        wait_for(lambda: text in self.kubectl.log(name, NAMESPACE), f"pod {name} prints {text!r}")
 
     def delete(self, name: str, *options: str) -> None:
         self.kubectl("delete", "pod", "-n", NAMESPACE, name, *options)
@@ -148,17 +144,13 @@ def running_node(cluster: Cluster, folder: Path) -> Iterator[NodeProcess]:
     Both are gone afterwards.
     """
     kubectl = Kubectl(kubeconfig=cluster.kubeconfig)
-    kubectl("create", "namespace", NAMESPACE)
+    kubectl.create_namespace(NAMESPACE)
     process = NodeProcess(node_config(cluster, folder), folder)
     process.start()
     try:
         wait_for(lambda: NODE in kubectl.ready_nodes(), "the test's node is ready")
-        wait_for(
-            lambda: kubectl.run("get", "serviceaccount", "default", "-n", NAMESPACE).returncode == 0,
-            "the namespace has its service account",
-        )
         yield process
     finally:
         process.end(signal.SIGKILL)
-        kubectl.run("delete", "node", NODE, "--ignore-not-found")
-        kubectl.run("delete", "namespace", NAMESPACE, "--wait=false")
+        kubectl.delete("node", NODE)
+        kubectl.delete("namespace", NAMESPACE)

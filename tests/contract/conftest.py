@@ -34,6 +34,9 @@ async def setup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         following = asyncio.create_task(cluster.follow(synced))
         await synced.wait()
         yield made
+        if where == "real":
+            # kopf stops at once only after it has begun to watch, which it has if it shows a job.
+            await put_job(made, "last")
         following.cancel()
         await asyncio.wait({following})
 

@@ -18,17 +18,21 @@ import pytest
 import yaml
 from botocore.exceptions import ClientError
 
-from cluster_fixtures import Kubectl, throw_away_cluster, wait_for
+from cluster_fixtures import Kubectl, wait_for
+from shared_clusters import ROOMY
 from spottrain_api.v1alpha1.status import Condition, Phase, TrainingJobStatus
-from spottrain_local.install import install_operator
-from spottrain_local.spec import ClusterSpec, NodePool
+from spottrain_local.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 SCRIPT = "tests/e2e/jobs/misbehave.py"
 VANISHING = "vanishing"  # a bucket
-# Room for all of them at once.
-ROOMY = ClusterSpec(nodes=[NodePool(name="system", gpus=0), NodePool(name="on-demand", gpus=16, cpu="64")])
+NAMESPACE = "bad-input"
+# All of them run at once, on a node that no other test uses.
+PLACE = {
+    "nodeSelector": ROOMY.labels,
+    "tolerations": [taint.model_dump() | {"operator": "Equal"} for taint in ROOMY.taints],
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,12 +202,12 @@ def manifest(name: str, spec: dict[str, Any], args: tuple[str, ...] = ()) -> dic
         "batch": {"global": 4, "micro": 4},
         "checkpoint": {"uri": f"s3://checkpoints/{name}", "interval": "50steps"},
     }
-    metadata = {"name": name}
+    pods = {"podTemplate": PLACE | spec.get("podTemplate", {})}
     return {
         "apiVersion": "spottrain.dev/v1alpha1",
         "kind": "TrainingJob",
-        "metadata": metadata,
-        "spec": good | spec,
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": good | spec | pods,
     }
 
 
@@ -231,20 +235,22 @@ class Jobs:
         self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(jobs))
 
     def status(self, name: str) -> TrainingJobStatus:
-        return TrainingJobStatus.model_validate(self.kubectl.get("tj", name).get("status") or {})
+        return TrainingJobStatus.model_validate(self.kubectl.get("tj", name, NAMESPACE).get("status") or {})
 
     def has_seen_edits(self, name: str) -> bool:
         """Whether the operator has seen the newest spec."""
-        job = self.kubectl.get("tj", name)
+        job = self.kubectl.get("tj", name, NAMESPACE)
         return bool(job["status"]["observedGeneration"] == job["metadata"]["generation"])
 
     def pods(self, name: str) -> list[str]:
-        return [pod["metadata"]["name"] for pod in self.kubectl.list("pod", labels=f"spottrain.dev/job={name}")]
+        return [pod["metadata"]["name"] for pod in self.found_pods(name)]
+
+    def found_pods(self, name: str) -> list[Any]:
+        return self.kubectl.list("pod", NAMESPACE, f"spottrain.dev/job={name}")
 
     def holds_nodes(self, name: str) -> bool:
         """Whether a pod of the job has not ended."""
-        pods = self.kubectl.list("pod", labels=f"spottrain.dev/job={name}")
-        return any(pod["status"]["phase"] not in ("Failed", "Succeeded") for pod in pods)
+        return any(pod["status"]["phase"] not in ("Failed", "Succeeded") for pod in self.found_pods(name))
 
     def failed(self, name: str, seconds: float = 120.0) -> TrainingJobStatus:
         """The status of the job, which must fail and let its nodes go."""
@@ -254,22 +260,26 @@ class Jobs:
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+def jobs(operator_cluster: Cluster) -> Iterator[Jobs]:
     """All the wrong jobs, the healthy one, and one that commits a small model."""
-    with throw_away_cluster(tmp_path_factory.mktemp("bad-input") / "cluster", ROOMY) as cluster:
-        install_operator(cluster)
-        found = Jobs(Kubectl(kubeconfig=cluster.kubeconfig), cluster.running_status()["store"])
-        wrong = [manifest(each.name, each.spec, each.args) for each in WRONG]
-        healthy = manifest("healthy", {"podTemplate": BESIDE}, ("--steps", "1000000", "--step-seconds", "0.1"))
-        small = manifest("small", {"checkpoint": {"uri": "s3://checkpoints/model"}})
-        vanishing = manifest(
-            "vanishing",
-            {"checkpoint": {"uri": f"s3://{VANISHING}/run", "interval": "20steps"}},
-            ("--steps", "1000000", "--step-seconds", "0.05"),
-        )
-        found.s3().create_bucket(Bucket=VANISHING)
-        found.apply(healthy, vanishing, small, *wrong)
+    kubectl = Kubectl(kubeconfig=operator_cluster.kubeconfig)
+    kubectl.create_namespace(NAMESPACE)
+    found = Jobs(kubectl, operator_cluster.running_status()["store"])
+    wrong = [manifest(each.name, each.spec, each.args) for each in WRONG]
+    healthy = manifest("healthy", {"podTemplate": BESIDE}, ("--steps", "1000000", "--step-seconds", "0.1"))
+    small = manifest("small", {"checkpoint": {"uri": "s3://checkpoints/model"}})
+    vanishing = manifest(
+        "vanishing",
+        {"checkpoint": {"uri": f"s3://{VANISHING}/run", "interval": "20steps"}},
+        ("--steps", "1000000", "--step-seconds", "0.05"),
+    )
+    found.s3().create_bucket(Bucket=VANISHING)
+    found.apply(healthy, vanishing, small, *wrong)
+    try:
         yield found
+    finally:
+        kubectl("delete", "tj", "--all", "-n", NAMESPACE)
+        kubectl("delete", "namespace", NAMESPACE)
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
@@ -339,9 +349,9 @@ def test_a_bucket_that_vanishes_is_a_condition_and_training_goes_on(jobs: Jobs) 
     wait_for(lambda: healthy() == "True", "saves succeed again", 60)
     status = jobs.status(name)
     assert (status.phase, status.failures, status.transitions) == (Phase.RUNNING, 0, ())
-    told = jobs.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}")
+    told = jobs.kubectl("get", "events", "-n", NAMESPACE, "--field-selector", f"involvedObject.name={name}")
     assert "CheckpointStorageMissing" in told
-    jobs.kubectl("delete", "tj", name)
+    jobs.kubectl.delete("tj", name, NAMESPACE)
     wait_for(lambda: not jobs.pods(name), "its pods go")
 
 
@@ -356,7 +366,7 @@ def test_a_healthy_job_beside_them_is_not_disturbed(jobs: Jobs) -> None:
 
 def test_a_sidecar_that_ends_again_and_again_leaves_the_ranks_alone(jobs: Jobs) -> None:
     def beside() -> dict[str, Any]:
-        [pod] = jobs.kubectl.list("pod", labels="spottrain.dev/job=healthy")
+        [pod] = jobs.found_pods("healthy")
         return {each["name"]: each for each in pod["status"]["initContainerStatuses"]}
 
     wait_for(lambda: beside()["ends"]["restartCount"] >= 2, "Kubernetes restarts the sidecar")
@@ -371,7 +381,7 @@ def test_what_failed_is_not_tried_again(jobs: Jobs) -> None:
     """Not even by the pass that an edit causes."""
     created = {wrong.name: jobs.failed(wrong.name).last_sequence for wrong in WRONG}
     for name in created:
-        jobs.kubectl("patch", "tj", name, "--type=merge", "-p", '{"spec": {"runPolicy": {"failureBudget": 9}}}')
+        jobs.kubectl.patch("tj", name, {"spec": {"runPolicy": {"failureBudget": 9}}}, NAMESPACE)
     wait_for(lambda: all(map(jobs.has_seen_edits, created)), "passes see the edits")
     assert {name: jobs.status(name).last_sequence for name in created} == created
     assert [wrong.name for wrong in WRONG if jobs.holds_nodes(wrong.name)] == []
@@ -379,14 +389,15 @@ def test_what_failed_is_not_tried_again(jobs: Jobs) -> None:
 
 def test_the_logs_of_a_failed_job_stay_until_it_is_deleted(jobs: Jobs) -> None:
     jobs.failed("raises")
-    [pod] = jobs.kubectl.list("pod", labels="spottrain.dev/job=raises")
+    [pod] = jobs.found_pods("raises")
     assert pod["status"]["phase"] == "Failed"
     error = "ValueError: the learning rate must be below 3, not 17"
-    assert error in jobs.kubectl("logs", "raises-1")
+    assert error in jobs.kubectl("logs", "-n", NAMESPACE, "raises-1")
     command = [
         str(Path(sys.executable).with_name("spottrain")),
         "logs",
         "raises",
+        f"--namespace={NAMESPACE}",
         f"--kubeconfig={jobs.kubectl.kubeconfig}",
     ]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -394,5 +405,5 @@ def test_the_logs_of_a_failed_job_stay_until_it_is_deleted(jobs: Jobs) -> None:
     assert error in shown.stdout
     assert "spottrain: Generation 1: node rank 0 on raises-1." in shown.stderr
     assert "spottrain: Failed: " in shown.stderr
-    jobs.kubectl("delete", "tj", "raises")
+    jobs.kubectl.delete("tj", "raises", NAMESPACE)
     wait_for(lambda: not jobs.pods("raises"), "its pod goes")

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import yaml
 
-from cluster_fixtures import throw_away_cluster, wait_for
-from helm_release import HelmRelease, older_chart
+from cluster_fixtures import wait_for
+from helm_release import HelmRelease, installed, older_chart
 from minimal_job import MINIMAL
 from spottrain_api import crd
+from spottrain_local.cluster import Cluster
 from spottrain_local.install import chart_folder
-from spottrain_local.spec import ClusterSpec, NodePool
 
 pytestmark = pytest.mark.cluster
 
@@ -25,10 +24,10 @@ HALF_A_SECRET = 512 * 1024
 
 
 @pytest.fixture(scope="module")
-def cluster_release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelmRelease]:
-    folder = tmp_path_factory.mktemp("crds")
-    with throw_away_cluster(folder / "cluster", ClusterSpec(nodes=[NodePool(name="system", gpus=0)])) as cluster:
-        yield HelmRelease(cluster=cluster, folder=folder)
+def cluster_release(whole_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelmRelease]:
+    release = HelmRelease(cluster=whole_cluster, folder=tmp_path_factory.mktemp("crds"))
+    with installed(release):
+        yield release
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def release(cluster_release: HelmRelease) -> Iterator[HelmRelease]:
         "metadata": {"name": "job"},
         "spec": MINIMAL,
     }
-    release.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(job))
+    release.kubectl.create(job)
     yield release
     release.run("uninstall", release.name, "--ignore-not-found")
     release.kubectl("delete", "crd", *crd.definitions())
@@ -50,10 +49,9 @@ def release(cluster_release: HelmRelease) -> Iterator[HelmRelease]:
 
 def install(release: HelmRelease, *options: str) -> None:
     release(*release.upgrade(*ASLEEP, *options))
-    wait_for(lambda: release.kubectl.run("get", "tj,tjh").returncode == 0, "the CRDs are served")
+    wait_for(lambda: release.kubectl.serves("tj", "tjh"), "the CRDs are served")
 
 
-@pytest.mark.nightly
 def test_an_uninstalled_release_leaves_crds_and_jobs_to_the_next_one(release: HelmRelease) -> None:
     uid = release.kubectl.get("tj", "job")["metadata"]["uid"]
     release("uninstall", release.name)
@@ -71,7 +69,6 @@ def test_an_uninstalled_release_leaves_crds_and_jobs_to_the_next_one(release: He
     assert release.kubectl.get("tj", "job")["metadata"]["uid"] == uid
 
 
-@pytest.mark.nightly
 def test_crds_from_before_they_came_with_the_release_are_taken_over(release: HelmRelease) -> None:
     release("uninstall", release.name)
     for name in crd.definitions():
@@ -83,7 +80,6 @@ def test_crds_from_before_they_came_with_the_release_are_taken_over(release: Hel
     assert release.kubectl.get("tj", "job")["spec"]["image"] == MINIMAL["image"]
 
 
-@pytest.mark.nightly
 def test_a_rollback_can_leave_the_newer_crds(release: HelmRelease) -> None:
     older = older_chart(release.folder)
     release(*release.upgrade(*ASLEEP, "--set", "crds.enabled=false", chart=older))
@@ -94,7 +90,6 @@ def test_a_rollback_can_leave_the_newer_crds(release: HelmRelease) -> None:
     assert release.has_newer_crd()
 
 
-@pytest.mark.nightly
 def test_crds_can_come_without_a_release(release: HelmRelease) -> None:
     release("uninstall", release.name)
     release.kubectl("delete", "crd", *crd.definitions())
@@ -104,7 +99,7 @@ def test_crds_can_come_without_a_release(release: HelmRelease) -> None:
     [command, *_] = [line.strip() for line in notes.splitlines() if "helm template CHART" in line]
     template, apply = (each.split()[1:] for each in command.replace("CHART", str(chart_folder())).split(" | "))
     release.kubectl(*apply, stdin=release(*template))
-    wait_for(lambda: release.kubectl.run("get", "tj,tjh").returncode == 0, "the CRDs are served")
+    wait_for(lambda: release.kubectl.serves("tj", "tjh"), "the CRDs are served")
     install(release, "--take-ownership")
 
 

@@ -15,18 +15,14 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster_fixtures import throw_away_cluster, wait_for
-from helm_release import HelmRelease
+from cluster_fixtures import wait_for
+from helm_release import HelmRelease, installed
 from spottrain_api import crd
-from spottrain_local.spec import ClusterSpec, NodePool
+from spottrain_local.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 
-# Without GPUs, so that there is something to miss.
-NODES = ClusterSpec(
-    nodes=[NodePool(name="system", gpus=0), NodePool(name="spot", count=2, gpus=0, capacity_type="spot")]
-)
-OF_ANOTHER_PROJECT = {
+OF_ANOTHER_PROJECT: dict[str, Any] = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
     "metadata": {"name": "podmonitors.monitoring.coreos.com"},
@@ -47,11 +43,11 @@ OF_ANOTHER_PROJECT = {
 
 
 @pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelmRelease]:
+def release(whole_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelmRelease]:
     """An installed release; what Helm printed then is in notes.txt."""
     folder = tmp_path_factory.mktemp("chart")
-    with throw_away_cluster(folder / "cluster", NODES) as cluster:
-        release = HelmRelease(cluster=cluster, folder=folder)
+    release = HelmRelease(cluster=whole_cluster, folder=folder)
+    with installed(release):
         (folder / "notes.txt").write_text(release(*release.upgrade("--wait", "--timeout", "90s")))
         yield release
 
@@ -79,14 +75,8 @@ def test_the_notes_say_what_is_missing_and_what_comes_next(release: HelmRelease)
             "]}}",
             "No spot node: none has the labels that `watcher.affinity` asks for.",
             id="spot nodes of another cloud",
-            marks=pytest.mark.nightly,
         ),
-        pytest.param(
-            'watcher.nodeSelector={"pool":"b"}',
-            "No spot node",
-            id="a pool that is not there",
-            marks=pytest.mark.nightly,
-        ),
+        pytest.param('watcher.nodeSelector={"pool":"b"}', "No spot node", id="a pool that is not there"),
         pytest.param(
             'nodeSelector={"eks.amazonaws.com/capacityType":"SPOT"}',
             "The operator finds no node: none has the labels",
@@ -102,7 +92,6 @@ def test_the_notes_know_the_clusters_nodes(release: HelmRelease, value: str, mis
     assert missing not in planned(release)
 
 
-@pytest.mark.nightly
 def test_the_notes_know_labels_of_other_spot_nodes(release: HelmRelease) -> None:
     elsewhere = 'watcher.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":'
     elsewhere += '{"nodeSelectorTerms":[{"matchExpressions":[{"key":"a","operator":"Exists"}]}]}}}'
@@ -122,7 +111,6 @@ def test_the_notes_know_the_namespaces_pod_security(release: HelmRelease) -> Non
     assert "enforces Pod Security" not in planned(release)
 
 
-@pytest.mark.nightly
 def test_an_older_crd_is_noticed_and_mended_by_an_upgrade(release: HelmRelease) -> None:
     assert "is that of another version" not in planned(release, "crds.enabled=false")
     older: dict[str, Any] = copy.deepcopy(crd.custom_resource_definition())
@@ -149,7 +137,6 @@ def test_a_second_operator_is_refused(release: HelmRelease) -> None:
     assert "The release spottrain in the namespace spottrain-system runs an operator" in beside.stderr
 
 
-@pytest.mark.nightly
 def test_releases_with_namespaces_of_their_own_share_a_cluster(release: HelmRelease) -> None:
     names = "watchNamespaces.names={default}"
     second = replace(release, name="mine", namespace="team-a")
@@ -175,10 +162,12 @@ def test_monitoring_needs_its_operator(release: HelmRelease) -> None:
         assert done.returncode != 0
         assert f"{value} needs {kind} of the Prometheus operator, which this cluster does not have." in done.stderr
     release.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(OF_ANOTHER_PROJECT))
-    release.kubectl(
-        "wait", "--for=condition=Established", "--timeout=30s", "crd", "podmonitors.monitoring.coreos.com"
-    )
-    assert "kind: PodMonitor" in release(*release.upgrade("--dry-run=server", "--set", "podMonitor.enabled=true"))
+    crd_of_another = ("crd", OF_ANOTHER_PROJECT["metadata"]["name"])
+    try:
+        release.kubectl("wait", "--for=condition=Established", "--timeout=30s", *crd_of_another)
+        assert "kind: PodMonitor" in release(*release.upgrade("--dry-run=server", "--set", "podMonitor.enabled=true"))
+    finally:
+        release.kubectl("delete", *crd_of_another)
 
 
 def test_helm_test_finds_the_installation_well(release: HelmRelease) -> None:

@@ -6,15 +6,16 @@ They say what the two can't do. Each speaks with a token of its service account,
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from chart_site import Object, Site, enforced
-from cluster_fixtures import Kubectl, wait_for
+from cluster_api import ClusterApi, refusal
+from cluster_fixtures import wait_for
 from hostile_pod_templates import RIGHTS_BY_ANNOTATION, template
 from spottrain_api.contract.names import (
     ANNOTATION_CONTROL_CA,
@@ -151,18 +152,17 @@ def test_a_pod_may_have_an_apparmor_profile_of_a_webhook(held: Site) -> None:
 
 def test_the_operator_changes_its_annotations_alone(held: Site) -> None:
     operator = held.account("operator")
-    held.kubectl("create", "-f", "-", stdin=json.dumps(held.job("owner")))
+    held.kubectl.create(held.job("owner"))
     uid = held.kubectl.get("tj", "owner", held.name)["metadata"]["uid"]
     pods = {"own-1": held.pod(nodeName="nowhere"), "web-1": held.pod(nodeName="nowhere")}
     pods["own-1"]["metadata"]["ownerReferences"][0] |= {"name": "owner", "uid": uid}
     del pods["web-1"]["metadata"]["ownerReferences"]
     for name, pod in pods.items():
         pod["metadata"] |= {"name": name, "annotations": {"a": "b"}}
-        held.kubectl("create", "-n", held.name, "-f", "-", stdin=json.dumps(pod))
+        held.kubectl.create(pod, held.name)
 
     def patched(name: str, **metadata: Any) -> str:
-        patch = json.dumps({"metadata": metadata})
-        return held.said(operator, "patch", "pod", name, "--type=merge", f"--patch={patch}", "--dry-run=server")
+        return held.patched(operator, "pod", name, {"metadata": metadata})
 
     more = "changes no more of a pod than its annotations for autoscalers"
     for own in (ANNOTATION_SAFE_TO_EVICT, ANNOTATION_DO_NOT_DISRUPT, ANNOTATION_CONTROL_URL, ANNOTATION_CONTROL_CA):
@@ -176,11 +176,11 @@ def test_the_operator_changes_its_annotations_alone(held: Site) -> None:
         {"ownerReferences": None},
     ):
         assert more in patched("own-1", **metadata), metadata
-    image = json.dumps({"spec": {"containers": [{"name": "trainer", "image": "evil"}]}})
-    assert more in held.said(operator, "patch", "pod", "own-1", f"--patch={image}", "--dry-run=server")
+    image = {"spec": {"containers": [{"name": "trainer", "image": "evil"}]}}
+    assert more in held.patched(operator, "pod", "own-1", image, how="strategic")
     assert NOT_ITS_OWN in patched("web-1", annotations={ANNOTATION_SAFE_TO_EVICT: "false"})
-    assert NOT_ITS_OWN in held.said(operator, "delete", "pod", "web-1", "--wait=false")
-    assert held.said(operator, "delete", "pod", "own-1", "--wait=false") == ""
+    assert NOT_ITS_OWN in held.deleted(operator, "pod", "web-1")
+    assert held.deleted(operator, "pod", "own-1") == ""
 
 
 def test_the_operator_labels_its_own_pods_and_no_more(held: Site) -> None:
@@ -190,18 +190,17 @@ def test_the_operator_labels_its_own_pods_and_no_more(held: Site) -> None:
     spec = {"containers": [{"name": "c", "image": "i"}], "nodeName": "nowhere"}
     for name, labels in {"operator-1": ours, "web-2": {"app": "web"}}.items():
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
-        held.kubectl("create", "-n", held.name, "-f", "-", stdin=json.dumps(pod))
+        held.kubectl.create(pod, held.name)
 
     def labelled(name: str, **labels: str | None) -> str:
-        patch = json.dumps({"metadata": {"labels": labels}})
-        return held.said(operator, "patch", "pod", name, "--type=merge", f"--patch={patch}", "--dry-run=server")
+        return held.patched(operator, "pod", name, {"metadata": {"labels": labels}})
 
     leader = {LABEL_LEADER: "true"}
     assert labelled("operator-1", **leader) == ""
     assert NOT_ITS_OWN in labelled("web-2", **leader)
     assert NOT_ITS_OWN in labelled("web-2", **ours), "to make it one of its own"
     assert "changes no more of a pod than" in labelled("operator-1", app="web")
-    assert NOT_ITS_OWN in held.said(operator, "delete", "pod", "operator-1", "--wait=false")
+    assert NOT_ITS_OWN in held.deleted(operator, "pod", "operator-1")
 
 
 def test_the_operator_leads_only_namespaces_with_the_labels_of_watch_namespaces(held: Site) -> None:
@@ -209,7 +208,7 @@ def test_the_operator_leads_only_namespaces_with_the_labels_of_watch_namespaces(
     held.install({"watchNamespaces": {"labels": {"fleet": ""}}})
     enforced(lambda: held.tries(operator, held.pod()))
     assert "leads the jobs of namespaces with the labels of watchNamespaces" in held.tries(operator, held.pod())
-    held.kubectl("label", "namespace", held.name, "fleet=")
+    held.kubectl.patch("namespace", held.name, {"metadata": {"labels": {"fleet": ""}}})
     enforced(lambda: held.tries(operator, held.pod()), refused=False)
     held.install({})
 
@@ -219,16 +218,14 @@ def test_the_operator_deletes_only_finished_jobs_that_ask_for_it(held: Site) -> 
     asks = {"runPolicy": {"ttlSecondsAfterFinished": 60}}
     jobs = {"runs": (asks, "Running"), "new": (asks, ""), "stays": ({}, "Succeeded"), "goes": (asks, "Failed")}
     for name, (changes, phase) in jobs.items():
-        held.kubectl("create", "-f", "-", stdin=json.dumps(held.job(name, **changes)))
+        held.kubectl.create(held.job(name, **changes))
         if phase:
-            status = json.dumps({"status": {"phase": phase}})
-            patch = ("--subresource=status", "--type=merge", f"--patch={status}")
-            held.kubectl("patch", "tj", name, "-n", held.name, *patch)
-    delete = ("delete", "tj", "--wait=false")
-    enforced(lambda: held.said(operator, *delete, "new", "--dry-run=server"))
+            status = {"status": {"phase": phase}}
+            held.kubectl.patch("tj", name, status, held.name, subresource="status")
+    enforced(lambda: held.deleted(operator, "tj", "new", kept=False))
     for name in ("runs", "new", "stays"):
-        assert "deletes finished TrainingJobs with" in held.said(operator, *delete, name), name
-    assert held.said(operator, *delete, "goes") == ""
+        assert "deletes finished TrainingJobs with" in held.deleted(operator, "tj", name), name
+    assert held.deleted(operator, "tj", "goes") == ""
 
 
 def test_only_operators_write_the_lease_by_which_releases_find_each_other(site: Site) -> None:
@@ -243,17 +240,18 @@ def test_only_operators_write_the_lease_by_which_releases_find_each_other(site: 
         # As the operator does, which may not patch.
         found = site.kubectl.get("lease", LEASE_NAME, site.name)
         found["spec"] |= {"holderIdentity": user}
-        return site.said(user, "replace", "--dry-run=server", "--validate=ignore", "-f", "-", stdin=found)
+        server = site.kubectl.speaking_for(user)
+        return refusal(lambda: server.replace(found, kept=False))
 
     enforced(lambda: site.tries(tenant, lease("other")), refused=False)
     enforced(lambda: site.tries(tenant, lease(LEASE_NAME)))
     sentence = "only who may create TokenReviews may write it. Choose another name"
     assert sentence in site.tries(tenant, lease(LEASE_NAME))
     assert site.tries(operator, lease(LEASE_NAME)) == ""
-    site.kubectl("create", "-n", site.name, "-f", "-", stdin=json.dumps(lease(LEASE_NAME)))
+    site.kubectl.create(lease(LEASE_NAME), site.name)
     assert sentence in renewed(tenant)
     assert renewed(operator) == ""
-    site.kubectl("delete", "lease", LEASE_NAME, "-n", site.name)
+    site.kubectl.delete("lease", LEASE_NAME, site.name)
 
 
 def test_an_administrator_allows_networks_and_what_webhooks_add(site: Site) -> None:
@@ -292,17 +290,17 @@ def test_an_administrator_allows_networks_and_what_webhooks_add(site: Site) -> N
 
 
 @pytest.fixture
-def watcher(site: Site) -> Iterator[Callable[..., str]]:
+def watcher(site: Site, tmp_path: Path) -> Iterator[Callable[..., str]]:
     """Patch a node with the token of a watcher on the node MINE.
 
-    Returns what kubectl complains about. `mine-` and `other-` nodes have no kubelet.
+    Returns what the API server says against it. `mine-` and `other-` nodes have no kubelet.
     """
     for node in ("mine", "other"):
         labels = {"kubernetes.io/hostname": f"{node}-{site.name}"}
         taints = [{"key": "dedicated", "effect": "NoSchedule"}]
         metadata = {"name": f"{node}-{site.name}", "labels": labels, "annotations": {"a": "b"}}
         made = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": taints}}
-        site.kubectl("create", "-f", "-", stdin=json.dumps(made))
+        site.kubectl.create(made)
     spec = {
         "nodeName": f"mine-{site.name}",
         "serviceAccountName": f"{site.name}-watcher",
@@ -310,28 +308,26 @@ def watcher(site: Site) -> Iterator[Callable[..., str]]:
         "tolerations": [{"operator": "Exists"}],
     }
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "watcher"}, "spec": spec}
-    site.kubectl("create", "-n", site.name, "-f", "-", stdin=json.dumps(pod))
-    create = ("create", "token", f"{site.name}-watcher", "-n", site.name)
-    bound = site.kubectl(*create, "--bound-object-kind=Pod", "--bound-object-name=watcher").strip()
-    of_nobody = site.kubectl(*create).strip()
+    site.kubectl.create(pod, site.name)
+    account = f"{site.name}-watcher"
+    bound = site.kubectl.token(account, site.name, pod="watcher")
+    of_nobody = site.kubectl.token(account, site.name)
     config = yaml.safe_load(site.kubectl.kubeconfig.read_text())
-
-    def patch(node: str, change: Object, *, token: str = bound, kind: str = "merge", **more: Any) -> str:
+    servers: dict[str, ClusterApi] = {}
+    for token in (bound, of_nobody):
         user = [{"name": config["users"][0]["name"], "user": {"token": token}}]
-        path = site.kubectl.kubeconfig.with_name(f"{site.name}.kubeconfig")
+        path = tmp_path / f"{len(servers)}.kubeconfig"
         path.write_text(yaml.safe_dump(config | {"users": user}))
-        path.chmod(0o600)
-        arguments = ("patch", "node", f"{node}-{site.name}", f"--type={kind}", f"--patch={json.dumps(change)}")
-        try:
-            done = Kubectl(kubeconfig=path).run(*arguments, "--dry-run=server")
-        finally:
-            os.unlink(path)
-        return "" if done.returncode == 0 else done.stderr
+        servers[token] = ClusterApi(kubeconfig=path)
+
+    def patch(node: str, change: Object, *, token: str = bound) -> str:
+        return refusal(lambda: servers[token].patch("node", f"{node}-{site.name}", change, kept=False))
 
     patch.of_nobody = of_nobody  # type: ignore[attr-defined]
     yield patch
-    site.kubectl.run("delete", "pod", "watcher", "-n", site.name, "--grace-period=0", "--force")
-    site.kubectl.run("delete", "node", f"mine-{site.name}", f"other-{site.name}")
+    site.kubectl.delete("pod", "watcher", site.name, grace_seconds=0)
+    for node in ("mine", "other"):
+        site.kubectl.delete("node", f"{node}-{site.name}")
 
 
 NOTICE = {"metadata": {"annotations": {ANNOTATION_NOTICE: "{}"}}}
@@ -365,7 +361,7 @@ def test_the_watcher_marks_its_own_node_and_no_more(site: Site, watcher: Any) ->
 
 def test_the_policies_have_no_mistakes_that_kubernetes_finds(site: Site) -> None:
     def warnings() -> Any:
-        policies = json.loads(site.kubectl("get", "validatingadmissionpolicies", "-o", "json"))["items"]
+        policies = site.kubectl.list("validatingadmissionpolicy")
         ours = [each for each in policies if each["metadata"]["name"].startswith(site.name)]
         assert len(ours) == 6
         checked = [each for each in ours if each.get("status", {}).get("observedGeneration")]

@@ -99,13 +99,14 @@ def users(site: Site) -> Iterator[Callable[..., str]]:
             ),
         ):
             api = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": {"name": name}}
-            site.kubectl("create", "-f", "-", stdin=json.dumps(api | rest))
+            site.kubectl.create(api | rest)
         made.append(name)
         return name
 
     yield user
     for name in made:
-        site.kubectl.run("delete", "clusterrole,clusterrolebinding", name)
+        for kind in ("clusterrole", "clusterrolebinding"):
+            site.kubectl.delete(kind, name)
 
 
 @pytest.fixture(scope="module")
@@ -169,11 +170,10 @@ def test_who_may_create_pods_may_use_what_these_could(site: Site, users: Any) ->
 
 
 def test_a_job_with_someones_rights_is_not_changed_by_others(site: Site, poor: str) -> None:
-    site.kubectl("create", "-f", "-", stdin=json.dumps(site.job("rich", **uses("service account"))))
+    site.kubectl.create(site.job("rich", **uses("service account")))
 
     def patched(change: Object) -> str:
-        patch = ("--type=merge", f"--patch={json.dumps(change)}", "--dry-run=server")
-        return site.said(poor, "patch", "tj", "rich", *patch)
+        return site.patched(poor, "tj", "rich", change)
 
     assert MAY_NOT in patched({"spec": {"image": "evil"}})
     assert patched({"metadata": {"labels": {"a": "b"}}}) == ""

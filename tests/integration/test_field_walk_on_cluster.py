@@ -6,20 +6,18 @@ with a sentence that names the field, and changes nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from kubernetes.client import ApiException
 
-from cluster_fixtures import Kubectl, wait_for
+from cluster_api import refusal
+from cluster_fixtures import Kubectl
 from derived_values import Schema
 from field_steps import Field, Step, fields
 from field_values import EVERYTHING, spec_schema
-from spottrain_api.crd import CRD_FILE
 from spottrain_api.tolerant import dotted
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 
@@ -51,11 +49,11 @@ class Walk:
     def put(self, spec: dict[str, Any]) -> str:
         """Replace the spec; what the server says against it, if it refuses."""
         self.steps += 1
-        try:
-            self.stored = self.kubectl.replace("tj", self.stored | {"spec": spec})
-        except ApiException as error:
-            return str(json.loads(error.body or "")["message"])
-        return ""
+
+        def replace() -> None:
+            self.stored = self.kubectl.replace(self.stored | {"spec": spec})
+
+        return refusal(replace)
 
     def walk(self, each: Field) -> None:
         self.accept(each.base, f"{each.name}: its job")
@@ -107,16 +105,13 @@ def _rules(schema: Schema) -> Iterator[str]:
 @pytest.fixture
 def walk(local_cluster: Any) -> Iterator[Walk]:
     kubectl = Kubectl(kubeconfig=local_cluster.kubeconfig)
-    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD_FILE))
-    wait_for(lambda: kubectl.run("get", "tj").returncode == 0, "the CRD is served")
     namespace = f"walk-{uuid4().hex[:8]}"
-    kubectl("create", "namespace", namespace)
+    kubectl.create_namespace(namespace)
     job = {"apiVersion": "spottrain.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "walk"}}
-    kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(job | {"spec": EVERYTHING}))
-    status = json.dumps({"status": RUNNING})
-    kubectl("patch", "tj", "walk", "-n", namespace, "--subresource=status", "--type=merge", "-p", status)
-    yield Walk(kubectl=kubectl, stored=kubectl.get("tj", "walk", namespace))
-    kubectl.run("delete", "namespace", namespace, "--wait=false")
+    kubectl.create(job | {"spec": EVERYTHING}, namespace)
+    stored = kubectl.patch("tj", "walk", {"status": RUNNING}, namespace, subresource="status")
+    yield Walk(kubectl=kubectl, stored=stored)
+    kubectl.delete("namespace", namespace)
 
 
 def test_every_field_of_a_running_job_takes_valid_values_alone(walk: Walk) -> None:

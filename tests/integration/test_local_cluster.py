@@ -19,15 +19,25 @@ pytestmark = pytest.mark.cluster
 ONE_SPOT_NODE = ClusterSpec(nodes=[NodePool(name="spot", capacity_type="spot")])
 
 
-def test_nodes_are_ready_and_look_like_those_of_the_cloud(local_cluster: Cluster, kubectl: Kubectl) -> None:
+@pytest.fixture
+def kubectl(whole_cluster: Cluster) -> Kubectl:
+    return Kubectl(kubeconfig=whole_cluster.kubeconfig)
+
+
+def test_nodes_are_ready_and_look_like_those_of_the_cloud(whole_cluster: Cluster, kubectl: Kubectl) -> None:
     assert kubectl.ready_nodes() == {"system-0", "on-demand-0", "spot-0", "spot-1"}
     spot = kubectl.get("node", "spot-0")
     assert spot["metadata"]["labels"]["eks.amazonaws.com/capacityType"] == "SPOT"
+    assert "nvidia.com/gpu" not in spot["status"]["allocatable"]
+
+
+def test_nodes_offer_their_gpus(local_cluster: Cluster) -> None:
+    spot = Kubectl(kubeconfig=local_cluster.kubeconfig).get("node", "spot-0")
     assert spot["status"]["allocatable"]["nvidia.com/gpu"] == "8"
 
 
-def test_kubeconfig_is_for_the_user_alone(local_cluster: Cluster) -> None:
-    assert stat.S_IMODE(local_cluster.kubeconfig.stat().st_mode) == 0o600
+def test_kubeconfig_is_for_the_user_alone(whole_cluster: Cluster) -> None:
+    assert stat.S_IMODE(whole_cluster.kubeconfig.stat().st_mode) == 0o600
 
 
 def test_version_is_stamped(kubectl: Kubectl) -> None:
@@ -55,9 +65,9 @@ def test_projected_token_is_good_for_its_audience_alone(kubectl: Kubectl) -> Non
     assert not review("https://kubernetes.default.svc")
 
 
-def test_object_store_has_its_bucket(local_cluster: Cluster) -> None:
+def test_object_store_has_its_bucket(whole_cluster: Cluster) -> None:
     boto3 = pytest.importorskip("boto3")
-    store = local_cluster.running_status()["store"]
+    store = whole_cluster.running_status()["store"]
     client = boto3.client(
         "s3",
         endpoint_url=store["AWS_ENDPOINT_URL_S3"],
@@ -71,27 +81,27 @@ def test_object_store_has_its_bucket(local_cluster: Cluster) -> None:
     assert client.get_object(Bucket="checkpoints", Key="a/b")["Body"].read() == b"c"
 
 
-def test_a_preempted_node_goes_at_its_deadline_and_comes_back_fresh(local_cluster: Cluster, kubectl: Kubectl) -> None:
+def test_a_preempted_node_goes_at_its_deadline_and_comes_back_fresh(whole_cluster: Cluster, kubectl: Kubectl) -> None:
     before = kubectl.get("node", "spot-0")["metadata"]["uid"]
-    local_cluster.preempt(["spot-0"], notice_seconds=1)
-    assert (local_cluster.layout.node("spot-0") / "interruption.json").exists()
+    whole_cluster.preempt(["spot-0"], notice_seconds=1)
+    assert (whole_cluster.layout.node("spot-0") / "interruption.json").exists()
     wait_for(lambda: kubectl.run("get", "node", "spot-0").returncode, "the Node is deleted")
-    local_cluster.restore(["spot-0"])
+    whole_cluster.restore(["spot-0"])
     wait_for(lambda: "spot-0" in kubectl.ready_nodes(), "the node is Ready again")
     assert kubectl.get("node", "spot-0")["metadata"]["uid"] != before
-    assert not (local_cluster.layout.node("spot-0") / "interruption.json").exists()
+    assert not (whole_cluster.layout.node("spot-0") / "interruption.json").exists()
 
 
-def test_a_cancelled_notice_takes_nothing(local_cluster: Cluster, kubectl: Kubectl) -> None:
-    local_cluster.preempt(["spot-1"], notice_seconds=60)
-    local_cluster.cancel(["spot-1"])
-    assert not (local_cluster.layout.node("spot-1") / "interruption.json").exists()
-    assert {node["node"]: node["state"] for node in local_cluster.running_status()["nodes"]}["spot-1"] == "running"
+def test_a_cancelled_notice_takes_nothing(whole_cluster: Cluster, kubectl: Kubectl) -> None:
+    whole_cluster.preempt(["spot-1"], notice_seconds=60)
+    whole_cluster.cancel(["spot-1"])
+    assert not (whole_cluster.layout.node("spot-1") / "interruption.json").exists()
+    assert {node["node"]: node["state"] for node in whole_cluster.running_status()["nodes"]}["spot-1"] == "running"
 
 
-def test_a_part_that_dies_is_started_again(local_cluster: Cluster, kubectl: Kubectl) -> None:
+def test_a_part_that_dies_is_started_again(whole_cluster: Cluster, kubectl: Kubectl) -> None:
     def scheduler() -> dict[str, int]:
-        return next(p for p in local_cluster.running_status()["parts"] if p["name"] == "kube-scheduler")
+        return next(p for p in whole_cluster.running_status()["parts"] if p["name"] == "kube-scheduler")
 
     first = scheduler()["pid"]
     os.kill(first, signal.SIGKILL)
@@ -108,20 +118,19 @@ def test_a_part_that_dies_is_started_again(local_cluster: Cluster, kubectl: Kube
     ],
 )
 def test_wrong_requests_are_refused_with_a_sentence(
-    local_cluster: Cluster, verb: str, nodes: list[str], sentence: str
+    whole_cluster: Cluster, verb: str, nodes: list[str], sentence: str
 ) -> None:
     with pytest.raises(LocalClusterError, match=sentence):
-        getattr(local_cluster, verb)(nodes)
+        getattr(whole_cluster, verb)(nodes)
 
 
-def test_on_demand_nodes_are_not_preempted(local_cluster: Cluster) -> None:
+def test_on_demand_nodes_are_not_preempted(whole_cluster: Cluster) -> None:
     with pytest.raises(LocalClusterError, match="on-demand-0 is on-demand"):
-        local_cluster.preempt(["on-demand-0"], notice_seconds=30)
+        whole_cluster.preempt(["on-demand-0"], notice_seconds=30)
 
 
-@pytest.mark.nightly
 def test_two_clusters_side_by_side_until_the_state_of_one_is_removed(
-    local_cluster: Cluster, kubectl: Kubectl, tmp_path: Path
+    whole_cluster: Cluster, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     # Longer than a unix socket's name may be.
     root = tmp_path / ("deep-" * 20) / "other"
@@ -142,7 +151,6 @@ def test_two_clusters_side_by_side_until_the_state_of_one_is_removed(
     assert kubectl.ready_nodes() >= {"system-0", "spot-0"}
 
 
-@pytest.mark.nightly
 def test_state_survives_down_and_a_killed_supervisor_and_down_ends_one_that_hangs(tmp_path: Path) -> None:
     with throw_away_cluster(tmp_path / "durable", ONE_SPOT_NODE) as cluster:
         kubectl = Kubectl(kubeconfig=cluster.kubeconfig)
@@ -168,14 +176,14 @@ def test_state_survives_down_and_a_killed_supervisor_and_down_ends_one_that_hang
         wait_for(lambda: not processes_of(tmp_path), "everything has ended", seconds=5)
 
 
-async def test_nodes_can_not_touch_each_other(local_cluster: Cluster) -> None:
+async def test_nodes_can_not_touch_each_other(whole_cluster: Cluster) -> None:
     """A node's credentials are good for that node alone.
 
     The Node authorizer and NodeRestriction are on.
     """
-    pki = local_cluster.layout.pki
+    pki = whole_cluster.layout.pki
     client = ApiClient(
-        local_cluster.running_status()["server"],
+        whole_cluster.running_status()["server"],
         ca_file=pki / "ca.crt",
         cert_file=pki / "node-spot-0.crt",
         key_file=pki / "node-spot-0.key",
@@ -194,21 +202,21 @@ def test_a_cluster_that_does_not_run_says_how_to_start_it(tmp_path: Path) -> Non
         Cluster(layout=ClusterLayout(root=tmp_path / "absent")).kill(["spot-0"])
 
 
-def test_the_control_plane_heals_when_its_store_dies(local_cluster: Cluster, kubectl: Kubectl) -> None:
-    etcd = next(p for p in local_cluster.running_status()["parts"] if p["name"] == "etcd")
+def test_the_control_plane_heals_when_its_store_dies(whole_cluster: Cluster, kubectl: Kubectl) -> None:
+    etcd = next(p for p in whole_cluster.running_status()["parts"] if p["name"] == "etcd")
     kubectl("create", "configmap", "before")
     os.kill(etcd["pid"], signal.SIGKILL)
     wait_for(lambda: kubectl.run("get", "configmap", "before").returncode == 0, "the API answers again")
     kubectl("create", "configmap", "after")
 
 
-def test_names_of_services_follow_their_pods(local_cluster: Cluster, kubectl: Kubectl) -> None:
+def test_names_of_services_follow_their_pods(whole_cluster: Cluster, kubectl: Kubectl) -> None:
     kubectl("create", "namespace", "names")
     kubectl("run", "web", "--image=any", "-n", "names", "--labels=app=web", "--command", "--", "sleep", "600")
     kubectl("expose", "pod", "web", "--port=80", "-n", "names")
 
     def line() -> str:
-        hosts = local_cluster.layout.hosts.read_text().splitlines()
+        hosts = whole_cluster.layout.hosts.read_text().splitlines()
         return next((entry for entry in hosts if " web.names.svc " in entry), "")
 
     wait_for(line, "the Service has a name")

@@ -8,19 +8,21 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cluster_fixtures import SMALL, Kubectl, throw_away_cluster
-from helm_release import HelmRelease, older_chart
+from helm_release import HelmRelease, installed, older_chart
 from spottrain_local.binaries import CONTROL_PLANE, find_binaries
 from spottrain_local.cli import local
-from spottrain_local.cluster import open_cluster
+from spottrain_local.cluster import Cluster, open_cluster
 from spottrain_local.install import NAMESPACE, install_operator
 
 pytestmark = pytest.mark.cluster
 
 
-def test_the_operator_is_installed_and_upgraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with throw_away_cluster(tmp_path / "install", SMALL) as cluster:
-        kubectl = Kubectl(kubeconfig=cluster.kubeconfig)
+def test_the_operator_is_installed_and_upgraded(
+    whole_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, release = whole_cluster, HelmRelease(cluster=whole_cluster, folder=tmp_path)
+    with installed(release):
+        kubectl = release.kubectl
         # A developer may have applied the CRDs of another version by hand.
         kubectl("apply", "--server-side", "-f", str(older_chart(tmp_path) / "definitions"))
         monkeypatch.setenv("KUBECACHEDIR", str(tmp_path / "discovery"))
@@ -32,13 +34,12 @@ def test_the_operator_is_installed_and_upgraded(tmp_path: Path, monkeypatch: pyt
         assert by_part["operator"] == "system-0"
         assert by_part["watcher"].startswith("spot-")
         kubectl("get", "tj,tjh", "-A")
-        assert HelmRelease(cluster=cluster, folder=tmp_path).has_newer_crd()
+        assert release.has_newer_crd()
         install_operator(cluster)
         again = kubectl.list("pod", NAMESPACE)
         assert {pod["metadata"]["uid"] for pod in again} == {pod["metadata"]["uid"] for pod in pods}
 
 
-@pytest.mark.nightly
 def test_a_cluster_whose_installation_fails_stays_up_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

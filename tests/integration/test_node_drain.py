@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from cluster_fixtures import SMALL, Kubectl, throw_away_cluster, wait_for
+from cluster_fixtures import Kubectl, throw_away_cluster, wait_for
+from shared_clusters import DRAINED
 from spottrain_local.install import find_kubectl
+from spottrain_local.spec import ClusterSpec
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
 
-NAMESPACE, NODE = "drain", "spot-1"
+NAMESPACE, [NODE] = "drain", DRAINED.node_names()
 DRAIN = ("drain", NODE, "--ignore-daemonsets", "--delete-emptydir-data")
 # Takes its time to end, and says so.
 POLITE = "trap 'echo ending; sleep 0.2; echo ended; exit' TERM; echo ready; while :; do sleep 0.05; done"
@@ -38,7 +39,9 @@ class Site:
     def pod(self, script: str, **spec: Any) -> dict[str, Any]:
         container: dict[str, Any] = {"name": "c", "image": self.image, "imagePullPolicy": "IfNotPresent"}
         container |= {"command": ["sh", "-c", script]}
-        return {"containers": [container], "nodeSelector": {"kubernetes.io/hostname": NODE}, **spec}
+        toleration = {"key": DRAINED.taints[0].key, "operator": "Exists"}
+        place = {"nodeSelector": {"kubernetes.io/hostname": NODE}, "tolerations": [toleration]}
+        return {"containers": [container], **place, **spec}
 
     def set_of(self, kind: str, name: str, **pod: Any) -> dict[str, Any]:
         """A Deployment or a DaemonSet of polite pods."""
@@ -47,7 +50,8 @@ class Site:
         return {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
 
     def apply(self, *objects: dict[str, Any]) -> None:
-        self.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=yaml.safe_dump_all(objects))
+        for each in objects:
+            self.kubectl.apply(each, NAMESPACE)
 
     def pods(self, app: str, phase: str = "Running") -> list[dict[str, Any]]:
         """The set's pods in this phase that nobody deletes."""
@@ -55,7 +59,7 @@ class Site:
         return [p for p in found if p["status"].get("phase") == phase and "deletionTimestamp" not in p["metadata"]]
 
     def wait_for_log(self, pod: str, line: str) -> None:
-        wait_for(lambda: line in self.kubectl("logs", "-n", NAMESPACE, pod).splitlines(), f"{pod} prints {line!r}")
+        wait_for(lambda: line in self.kubectl.log(pod, NAMESPACE).splitlines(), f"{pod} prints {line!r}")
 
     def evict(self, pod: str) -> subprocess.CompletedProcess[str]:
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
@@ -75,13 +79,13 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         else:
             image = request.getfixturevalue("base_image")
             root: Path = tmp_path_factory.mktemp("drain") / "cluster"
-            nodes = SMALL.model_copy(update={"runtime": "podman"})
+            nodes = ClusterSpec(nodes=[DRAINED], runtime="podman")
             cluster = stack.enter_context(throw_away_cluster(root, nodes))
         kubectl = Kubectl(kubeconfig=cluster.kubeconfig)
-        kubectl("create", "namespace", NAMESPACE)
+        kubectl.create_namespace(NAMESPACE)
         yield Site(kubectl=kubectl, image=image)
         kubectl("uncordon", NODE)
-        kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+        kubectl.delete("namespace", NAMESPACE)
 
 
 def is_unschedulable(pod: dict[str, Any]) -> bool:

@@ -41,8 +41,8 @@ def node(local_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> It
 def pods(kubectl: Kubectl, node: NodeProcess) -> Iterator[Pods]:
     """Pods, all of which are gone after the test."""
     yield Pods(kubectl)
-    kinds = "deployment,daemonset,pod"
-    kubectl("delete", kinds, "-n", NAMESPACE, "--all", "--grace-period=1")
+    for kind in ("deployment", "daemonset", "pod"):
+        kubectl.delete_all(kind, NAMESPACE, grace_seconds=1)
     wait_for(lambda: not kubectl.list("pod", NAMESPACE), "the test's pods are gone")
     wait_for(lambda: not node.pod_processes(), "the test's processes are gone")
 
@@ -103,11 +103,11 @@ def test_a_failing_container_is_restarted_with_back_off(pods: Pods) -> None:
 
 def test_the_log_of_the_last_run_is_shown_until_the_next_one_starts(pods: Pods, kubectl: Kubectl) -> None:
     source = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "goes"}, "data": {"a": "b"}}
-    kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(source))
+    pods.apply(source)
     container = sh("echo attempt; exit 3", envFrom=[{"configMapRef": {"name": "goes"}}])
     pods.create("waits", container, restartPolicy="OnFailure")
     wait_for(lambda: pods.container("waits")["restartCount"] >= 1, "a restart")
-    kubectl("delete", "configmap", "-n", NAMESPACE, "goes")
+    kubectl.delete("configmap", "goes", NAMESPACE)
     wait_for(
         lambda: pods.container("waits")["state"].get("waiting", {}).get("reason") == "CreateContainerConfigError",
         "the next run waits",
@@ -175,8 +175,8 @@ def test_a_status_that_goes_back_is_reported_again(pods: Pods) -> None:
     pods.create("back", sh("echo ready; sleep 1000"))
     pods.wait_log("back", "ready")
     wait_for(lambda: pods.status("back")["phase"] == "Running", "it runs")
-    before = '{"status": {"phase": "Pending", "conditions": null, "containerStatuses": null}}'
-    pods.kubectl("patch", "pod", "back", "-n", NAMESPACE, "--subresource=status", "--type=merge", "-p", before)
+    before = {"status": {"phase": "Pending", "conditions": None, "containerStatuses": None}}
+    pods.kubectl.patch("pod", "back", before, NAMESPACE, subresource="status")
     wait_for(lambda: pods.status("back")["phase"] == "Running", "it is reported to run")
     assert "running" in pods.container("back")["state"]
 
@@ -190,8 +190,8 @@ def test_a_pod_that_started_at_another_address_is_reported_at_the_nodes(pods: Po
     other = {name: "127.0.0.9" for name in ("hostIP", "podIP")} | {
         name: [{"ip": "127.0.0.9"}] for name in ("hostIPs", "podIPs")
     }
-    before = json.dumps({"status": {"phase": "Pending"} | other})
-    pods.kubectl("patch", "pod", "moved", "-n", NAMESPACE, "--subresource=status", "--type=merge", "-p", before)
+    before = {"status": {"phase": "Pending"} | other}
+    pods.kubectl.patch("pod", "moved", before, NAMESPACE, subresource="status")
     wait_for(lambda: pods.status("moved")["phase"] == "Running", "it is reported to run")
     assert {name: pods.status("moved")[name] for name in other} == {name: found[name] for name in other}
 
@@ -233,8 +233,8 @@ def test_a_pod_that_was_marked_not_ready_by_mistake_is_ready_again(pods: Pods, k
         return {key: found.get("Ready", {}).get(key) for key in ready}
 
     wait_for(lambda: condition() == ready, "the pod is ready")
-    patch = json.dumps({"status": {"conditions": [ready | {"status": "False"}]}})
-    kubectl("patch", "pod", "well", "-n", NAMESPACE, "--subresource=status", f"--patch={patch}")
+    unready = {"status": {"conditions": [ready | {"status": "False"}]}}
+    kubectl.patch("pod", "well", unready, NAMESPACE, subresource="status", how="strategic")
     wait_for(lambda: condition() == ready, "the pod is ready again")
 
 
@@ -314,7 +314,7 @@ def test_a_projected_token_is_good_for_its_audience_only(pods: Pods, kubectl: Ku
             "kind": "TokenReview",
             "spec": {"token": value, "audiences": [audience]},
         }
-        answer = json.loads(kubectl("create", "-o", "json", "-f", "-", stdin=json.dumps(review)))["status"]
+        answer = kubectl.create(review)["status"]
         assert answer.get("authenticated", False) is good
         if good:
             extra = answer["user"]["extra"]

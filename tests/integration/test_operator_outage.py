@@ -9,17 +9,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from cluster_fixtures import Kubectl, processes_of, wait_for
-from operator_process import Jobs, running
+from operator_process import Jobs, led_namespace, running
+from spottrain_local.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
-
-CRDS = Path(__file__).parents[2] / "crds"
 
 
 @contextmanager
@@ -37,19 +34,15 @@ def stopped_api_server(root: Path) -> Iterator[None]:
 
 
 def test_the_operator_outlives_an_outage_of_the_api_server(
-    local_cluster: Any, kubectl: Kubectl, tmp_path: Path
+    whole_cluster: Cluster, whole_kubectl: Kubectl, tmp_path: Path
 ) -> None:
-    namespace = f"outage-{uuid4().hex[:8]}"
-    kubectl("apply", "--server-side", "-f", str(CRDS))
-    wait_for(lambda: kubectl.run("get", "tj").returncode == 0, "the CRD is served")
-    kubectl("create", "namespace", namespace)
-    jobs = Jobs(kubectl, namespace)
-    with running(kubectl, namespace, tmp_path) as operator:
+    with running(whole_kubectl, tmp_path) as operator, led_namespace(operator) as namespace:
+        jobs = Jobs(whole_kubectl, namespace)
         jobs.apply("gpt")
         wait_for(lambda: len(jobs.pods("gpt")) == 3, "the job has its pods")
         pods = {pod["metadata"]["uid"] for pod in jobs.pods("gpt")}
 
-        with stopped_api_server(local_cluster.layout.root):
+        with stopped_api_server(whole_cluster.layout.root):
             wait_for(lambda: operator.readiness() == 503, "the operator stops acting, for another may lead")
         operator.wait_ready()
         assert operator.process is not None
@@ -57,7 +50,5 @@ def test_the_operator_outlives_an_outage_of_the_api_server(
         assert "leads on" in operator.log()
         assert {pod["metadata"]["uid"] for pod in jobs.pods("gpt")} == pods
 
-        patch = ("--type=merge", "-p", '{"spec": {"runPolicy": {"suspend": true}}}')
-        kubectl("patch", "tj", "gpt", "-n", namespace, *patch)
+        jobs.edit("gpt", runPolicy={"suspend": True})
         wait_for(lambda: not jobs.pods("gpt"), "the operator acts again")
-    kubectl.run("delete", "namespace", namespace, "--wait=false")

@@ -11,45 +11,42 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
-import yaml
 from benchmarks.ports import free_ports
 
+from cluster_api import refusal
 from cluster_fixtures import Kubectl, wait_for
-from operator_process import Jobs, OperatorProcess, running, watcher
+from operator_process import Jobs, OperatorProcess, led_namespace, running, watcher
 from spottrain_api.contract.assignments import AgentReport, Assignment, AssignmentAction
 from spottrain_api.contract.names import ANNOTATION_CONTROL_CA, ANNOTATION_CONTROL_URL
+from spottrain_local.cluster import Cluster
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 from spottrain_runtime.logs import ENV_LOG_FORMAT
 
 pytestmark = pytest.mark.cluster
 
-CRDS = Path(__file__).parents[2] / "crds"
 
-
-@pytest.fixture
-def namespace(kubectl: Kubectl) -> Iterator[str]:
-    name = f"operator-{uuid4().hex[:8]}"
-    kubectl("apply", "--server-side", "-f", str(CRDS))
-    wait_for(lambda: kubectl.run("get", "tj").returncode == 0, "the CRD is served")
-    kubectl("create", "namespace", name)
-    kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-    yield name
-    kubectl.run("delete", "tj", "--all", "-n", name, "--wait=false")
-    kubectl.run("delete", "namespace", name, "--wait=false")
-
-
-@pytest.fixture
-def operator(kubectl: Kubectl, namespace: str, tmp_path: Path) -> Iterator[OperatorProcess]:
-    with running(kubectl, namespace, tmp_path) as process:
+@pytest.fixture(scope="module")
+def operator_of_all(local_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    with running(Kubectl(kubeconfig=local_cluster.kubeconfig), tmp_path_factory.mktemp("operator")) as process:
         yield process
 
 
 @pytest.fixture
-def jobs(kubectl: Kubectl, namespace: str) -> Jobs:
-    return Jobs(kubectl, namespace)
+def operator(operator_of_all: OperatorProcess) -> OperatorProcess:
+    """An operator that runs, and has been running since the first test, but for those that end it."""
+    if not operator_of_all.runs():
+        operator_of_all.start()
+    operator_of_all.wait_ready()
+    return operator_of_all
+
+
+@pytest.fixture
+def jobs(kubectl: Kubectl, operator: OperatorProcess) -> Iterator[Jobs]:
+    """The jobs of a namespace of the test's own, which the operator leads."""
+    with led_namespace(operator) as namespace:
+        yield Jobs(kubectl, namespace)
 
 
 def test_a_job_becomes_restricted_pods_on_both_kinds_of_capacity(operator: OperatorProcess, jobs: Jobs) -> None:
@@ -59,16 +56,13 @@ def test_a_job_becomes_restricted_pods_on_both_kinds_of_capacity(operator: Opera
     assert jobs.annotations("gpt", ANNOTATION_CONTROL_URL) == {operator.url}
     assert jobs.annotations("gpt", ANNOTATION_CONTROL_CA) == {operator.authority()}
     wait_for(lambda: b'spottrain_job_phase{job_name="gpt"' in operator.metrics(), "it has metrics")
-    jobs.kubectl("delete", "tj", "gpt", "-n", jobs.namespace)
+    jobs.delete("gpt")
     wait_for(lambda: not jobs.pods("gpt"), "the job's pods go with it")
     wait_for(lambda: b'job="gpt"' not in operator.metrics(), "its metrics go too")
 
 
 def token_of(jobs: Jobs, pod: Any, audience: str = "spottrain") -> str:
-    return jobs.kubectl(
-        *("create", "token", "default", "-n", jobs.namespace, f"--audience={audience}"),
-        *("--bound-object-kind=Pod", f"--bound-object-name={pod['name']}", f"--bound-object-uid={pod['uid']}"),
-    ).strip()
+    return jobs.kubectl.token("default", jobs.namespace, audience=audience, pod=pod["name"], uid=pod["uid"])
 
 
 def test_an_agent_is_heard_and_told(operator: OperatorProcess, jobs: Jobs) -> None:
@@ -88,8 +82,7 @@ def test_an_agent_is_heard_and_told(operator: OperatorProcess, jobs: Jobs) -> No
     stranger = {"name": "mine", "uid": created_pod(jobs, "mine")}
     status, sentence = operator.get("/v1/assignment", token_of(jobs, stranger))
     assert (status, b"the operator has no pod mine" in sentence) == (403, True)
-    kubectl_delete = ("delete", "pod", pod["name"], "-n", jobs.namespace, "--grace-period=0", "--force")
-    jobs.kubectl(*kubectl_delete)
+    jobs.lose(pod["name"])
     wait_for(lambda: operator.get("/v1/assignment", token)[0] == 403, "the token of a deleted pod is refused")
 
 
@@ -100,8 +93,7 @@ def created_pod(jobs: Jobs, name: str) -> str:
     security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
     spec = {"containers": [container | {"securityContext": rights}], "securityContext": security}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
-    jobs.kubectl("apply", "-n", jobs.namespace, "-f", "-", stdin=yaml.safe_dump(pod))
-    return str(jobs.kubectl.get("pod", name, jobs.namespace)["metadata"]["uid"])
+    return str(jobs.kubectl.create(pod, jobs.namespace)["metadata"]["uid"])
 
 
 def test_a_new_port_and_a_new_authority_reach_the_pods_that_run(operator: OperatorProcess, jobs: Jobs) -> None:
@@ -113,7 +105,7 @@ def test_a_new_port_and_a_new_authority_reach_the_pods_that_run(operator: Operat
     operator.wait_ready()
     assert operator.authority() == authority, "it outlives the operator"
     operator.end(signal.SIGTERM)
-    jobs.kubectl("delete", "secret", SECRET_NAME, "-n", jobs.namespace)
+    jobs.kubectl.delete("secret", SECRET_NAME, operator.namespace)
     (operator.port,) = free_ports(1)
     operator.start()
     operator.wait_ready()
@@ -129,7 +121,7 @@ def test_a_killed_operator_comes_back_in_seconds_and_doubles_nothing(operator: O
     wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")
     before = {pod["metadata"]["uid"] for pod in jobs.pods("gpt")}
     operator.end(signal.SIGKILL)
-    jobs.kubectl("delete", "pod", "gpt-1", "-n", jobs.namespace, "--grace-period=0", "--force")
+    jobs.lose("gpt-1")
     operator.start()
     operator.wait_ready()
     wait_for(lambda: len(jobs.pods("gpt")) == 3, "the deleted pod is replaced")
@@ -138,7 +130,7 @@ def test_a_killed_operator_comes_back_in_seconds_and_doubles_nothing(operator: O
 
 def test_a_job_of_a_namespace_that_is_not_watched_is_left_alone(operator: OperatorProcess, jobs: Jobs) -> None:
     other = Jobs(jobs.kubectl, f"{jobs.namespace}-other")
-    other.kubectl("create", "namespace", other.namespace)
+    other.kubectl.create_namespace(other.namespace)
     try:
         other.apply("theirs")
         jobs.apply("mine")
@@ -146,12 +138,12 @@ def test_a_job_of_a_namespace_that_is_not_watched_is_left_alone(operator: Operat
         assert other.status("theirs") == {}
         assert other.pods("theirs") == []
     finally:
-        other.kubectl.run("delete", "namespace", other.namespace, "--wait=false")
+        other.kubectl.delete("namespace", other.namespace)
 
 
-def test_sigterm_ends_it_and_frees_the_lease(operator: OperatorProcess, jobs: Jobs) -> None:
+def test_sigterm_ends_it_and_frees_the_lease(operator: OperatorProcess) -> None:
     assert operator.end(signal.SIGTERM) == 0, operator.log()
-    lease = jobs.kubectl.get("lease", "spottrain-operator", jobs.namespace)
+    lease = operator.kubectl.get("lease", "spottrain-operator", operator.namespace)
     assert not lease["spec"].get("holderIdentity")
     operator.start(identity="operator-1")
     operator.wait_ready()
@@ -184,53 +176,9 @@ def test_what_keeps_pods_from_starting_is_in_the_jobs_condition(operator: Operat
 
 
 @pytest.fixture
-def newer_crd(kubectl: Kubectl, namespace: str) -> Iterator[None]:
-    """The CRD of a newer version, whose spec has one more field."""
-    file = CRDS / "trainingjobs.spottrain.dev.yaml"
-    crd = yaml.safe_load(file.read_text())
-    [version] = crd["spec"]["versions"]
-    version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["colour"] = {"type": "string"}
-    kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(crd))
-    yield
-    kubectl("apply", "--server-side", "-f", str(CRDS))
-
-
-def test_an_operator_that_is_older_than_the_crd_disturbs_no_job_that_has_begun(
-    operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl, newer_crd: None
-) -> None:
-    def patch(name: str, content: Any) -> bool:
-        merge = ("--type=merge", "-p", json.dumps(content))
-        return kubectl.run("patch", "tj", name, "-n", jobs.namespace, *merge).returncode == 0
-
-    def condition(name: str) -> dict[str, Any]:
-        return jobs.condition(name, "SpecNotUnderstood")
-
-    jobs.apply("begun")
-    wait_for(lambda: len(jobs.pods("begun")) == 3, "three pods")
-    jobs.has_run("begun")
-    before = {pod["metadata"]["uid"] for pod in jobs.pods("begun")}
-
-    red = {"spec": {"colour": "red"}}
-    wait_for(lambda: patch("begun", red) and condition("begun")["status"] == "True", "it is told")
-    assert "doesn't understand spec.colour, which a newer version" in condition("begun")["message"]
-    kubectl("delete", "pod", "begun-1", "-n", jobs.namespace, "--grace-period=0", "--force")
-    wait_for(lambda: len(jobs.pods("begun")) == 3, "the deleted pod is replaced")
-    assert len({pod["metadata"]["uid"] for pod in jobs.pods("begun")} & before) == 2
-    assert (jobs.status("begun")["phase"], jobs.status("begun")["generation"]["number"]) == ("Pending", 4)
-
-    jobs.apply("new", colour="red")
-    wait_for(lambda: condition("new")["status"] == "True", "the new job is told, too")
-    assert (jobs.pods("new"), jobs.status("new")["phase"]) == ([], "Pending")
-    assert "The job waits until then" in jobs.status("new")["message"]
-    assert patch("new", {"spec": {"colour": None}})
-    wait_for(lambda: len(jobs.pods("new")) == 3, "it begins once it is understood")
-    assert condition("new")["status"] == "False"
-
-
-@pytest.fixture
-def no_pods(kubectl: Kubectl, namespace: str) -> Iterator[None]:
+def no_pods(kubectl: Kubectl, jobs: Jobs) -> Iterator[None]:
     """An admission policy that answers 422 to every pod of the namespace."""
-    name, kind = f"no-pods-{namespace}", "ValidatingAdmissionPolicy"
+    name, kind = f"no-pods-{jobs.namespace}", "ValidatingAdmissionPolicy"
     rule = {
         "apiGroups": [""],
         "apiVersions": ["v1"],
@@ -238,7 +186,7 @@ def no_pods(kubectl: Kubectl, namespace: str) -> Iterator[None]:
         "resources": ["pods", "serviceaccounts"],
     }
     denial = {"expression": "false", "message": "no pods on Sundays", "reason": "Invalid"}
-    selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": jobs.namespace}}
     binding = {"policyName": name, "validationActions": ["Deny"], "matchResources": {"namespaceSelector": selector}}
     specs = {
         kind: {"matchConstraints": {"resourceRules": [rule]}, "validations": [denial]},
@@ -246,21 +194,27 @@ def no_pods(kubectl: Kubectl, namespace: str) -> Iterator[None]:
     }
     api = "admissionregistration.k8s.io/v1"
     objects = [{"apiVersion": api, "kind": k, "metadata": {"name": name}, "spec": spec} for k, spec in specs.items()]
-    kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
-    probe = ("create", "serviceaccount", "probe", "-n", namespace, "--dry-run=server")
-    wait_for(lambda: "no pods on Sundays" in kubectl.run(*probe).stderr, "the policy is in force")
+    for each in objects:
+        kubectl.create(each)
+    probe = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "probe"}}
+
+    def denies() -> bool:
+        return "no pods on Sundays" in refusal(lambda: kubectl.create(probe, jobs.namespace, kept=False))
+
+    wait_for(denies, "the policy is in force")
     yield
-    kubectl("delete", f"{kind},{kind}Binding", name)
+    for part in specs:
+        kubectl.delete(part, name)
 
 
 def test_a_replacement_that_is_refused_takes_no_pod_of_a_job_that_has_run(
-    operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl, request: pytest.FixtureRequest
+    operator: OperatorProcess, jobs: Jobs, request: pytest.FixtureRequest
 ) -> None:
     jobs.apply("gpt")
     wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")
     jobs.has_run("gpt")
     request.getfixturevalue("no_pods")
-    kubectl("delete", "pod", "gpt-1", "-n", jobs.namespace, "--grace-period=0", "--force")
+    jobs.lose("gpt-1")
     wait_for(lambda: jobs.condition("gpt", "PodsHealthy")["reason"] == "PodsRefused", "it is told")
     assert "no pods on Sundays" in jobs.condition("gpt", "PodsHealthy")["message"]
     assert jobs.status("gpt")["phase"] == "Pending"
@@ -272,9 +226,11 @@ def test_a_quota_of_zero_holds_pods_back_until_it_is_raised(
 ) -> None:
     def limit(most: int) -> None:
         quota = {"kind": "ResourceQuota", "metadata": {"name": "team"}, "spec": {"hard": {"pods": str(most)}}}
-        kubectl("apply", "-n", jobs.namespace, "-f", "-", stdin=yaml.safe_dump({"apiVersion": "v1", **quota}))
-        limited = ("get", "resourcequota", "team", "-n", jobs.namespace, "-o", "jsonpath={.status.hard.pods}")
-        wait_for(lambda: kubectl(*limited) == str(most), "the quota is in force")
+        kubectl.apply({"apiVersion": "v1", **quota}, jobs.namespace)
+        wait_for(lambda: counted() == str(most), "the quota is in force")
+
+    def counted() -> Any:
+        return kubectl.get("resourcequota", "team", jobs.namespace).get("status", {}).get("hard", {}).get("pods")
 
     limit(0)
     jobs.apply("gpt")
@@ -285,7 +241,7 @@ def test_a_quota_of_zero_holds_pods_back_until_it_is_raised(
     jobs.has_run("gpt")
     limit(0)
     lost, *others = (pod["metadata"]["name"] for pod in jobs.pods("gpt"))
-    kubectl("delete", "pod", lost, "-n", jobs.namespace, "--grace-period=0", "--force")
+    jobs.lose(lost)
     wait_for(lambda: advice in jobs.condition("gpt", "PodsHealthy").get("message", ""), "the replacement is refused")
     assert [pod["metadata"]["name"] for pod in jobs.pods("gpt")] == others
     limit(10)
@@ -294,32 +250,30 @@ def test_a_quota_of_zero_holds_pods_back_until_it_is_raised(
 
 
 def test_a_namespace_that_is_being_deleted_disturbs_no_other(
-    kubectl: Kubectl, namespace: str, tmp_path: Path
+    operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl
 ) -> None:
-    going, other = Jobs(kubectl, f"{namespace}-going"), Jobs(kubectl, namespace)
-    kubectl("create", "namespace", going.namespace)
+    before = len(operator.log())
 
     def hold(*finalizers: str) -> None:
         """Keep the job, and with it the namespace, until nothing holds it."""
-        patch = json.dumps({"metadata": {"finalizers": finalizers}})
-        kubectl("patch", "tj", "gpt", "-n", going.namespace, "--type=merge", "-p", patch)
+        kubectl.patch("tj", "gpt", {"metadata": {"finalizers": finalizers}}, going.namespace)
 
-    with running(kubectl, namespace, tmp_path, going.namespace) as operator:
+    with led_namespace(operator) as name:
+        going = Jobs(kubectl, name)
         going.apply("gpt")
         wait_for(lambda: len(going.pods("gpt")) == 3, "three pods")
         going.has_run("gpt")
         hold("example.com/test")
-        kubectl("delete", "namespace", going.namespace, "--wait=false")
-        wait_for(lambda: not going.pods("gpt"), "its pods go")
-        other.apply("gpt")
-        wait_for(lambda: len(other.pods("gpt")) == 3, "pods in the other namespace")
-        assert not going.pods("gpt")
-        hold()
-        gone = ("get", "namespace", going.namespace)
-        wait_for(lambda: kubectl.run(*gone).returncode != 0, "the namespace goes")
-        wait_for(lambda: b'namespace="' + going.namespace.encode() not in operator.metrics(), "and its metrics")
-        assert "Traceback" not in operator.log()
-        assert operator.log().count("being terminated") < 20, "nothing is tried again and again"
+    wait_for(lambda: not going.pods("gpt"), "its pods go")
+    jobs.apply("gpt")
+    wait_for(lambda: len(jobs.pods("gpt")) == 3, "pods in the other namespace")
+    assert not going.pods("gpt")
+    hold()
+    wait_for(lambda: not kubectl.has("namespace", going.namespace), "the namespace goes")
+    wait_for(lambda: b'namespace="' + going.namespace.encode() not in operator.metrics(), "and its metrics")
+    log = operator.log()[before:]
+    assert "Traceback" not in log
+    assert log.count("being terminated") < 20, "nothing is tried again and again"
 
 
 def test_a_job_that_is_nested_deeply_hides_no_other(
@@ -339,7 +293,7 @@ def test_a_job_that_is_nested_deeply_hides_no_other(
     jobs.apply("new")
     wait_for(lambda: len(jobs.pods("new")) == 3, "pods of a new job", 60.0)
     assert "or 50 levels" in operator.log()
-    kubectl("delete", "tj", "good", "-n", jobs.namespace)
+    jobs.delete("good")
     wait_for(lambda: not jobs.pods("good"), "its pods go")
     operator.end(signal.SIGTERM)
     operator.start()
@@ -348,17 +302,12 @@ def test_a_job_that_is_nested_deeply_hides_no_other(
     wait_for(lambda: len(jobs.pods("newer")) == 3, "pods after a restart", 60.0)
 
 
-def test_suspend_and_resume(operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl) -> None:
+def test_suspend_and_resume(operator: OperatorProcess, jobs: Jobs) -> None:
     jobs.apply("gpt")
     wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")
-
-    def suspend(value: bool) -> None:
-        patch = json.dumps({"spec": {"runPolicy": {"suspend": value}}})
-        kubectl("patch", "tj", "gpt", "-n", jobs.namespace, "--type=merge", "-p", patch)
-
-    suspend(True)
+    jobs.edit("gpt", runPolicy={"suspend": True})
     wait_for(lambda: jobs.status("gpt").get("phase") == "Suspended" and not jobs.pods("gpt"), "suspended")
-    suspend(False)
+    jobs.edit("gpt", runPolicy={"suspend": False})
     wait_for(lambda: len(jobs.pods("gpt")) == 3, "resumed")
 
 
@@ -373,21 +322,30 @@ def test_of_two_jobs_at_one_checkpoint_uri_the_younger_waits(
     jobs.apply("younger", checkpoint={"uri": f"{uri}/"})
     wait_for(lambda: "older, which comes first" in jobs.status("younger").get("message", ""), "it says why it waits")
     assert [len(jobs.pods(name)) for name in ("older", "younger")] == [3, 0]
-    kubectl("delete", "tj", "older", "-n", jobs.namespace)
+    jobs.delete("older")
     wait_for(lambda: len(jobs.pods("younger")) == 3, "it goes on by itself")
 
 
 @pytest.fixture
-def json_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator logs JSON, and with it the agents of its pods."""
+def operator_with_json(
+    kubectl: Kubectl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OperatorProcess]:
+    """An operator that logs JSON, and with it the agents of its pods."""
     monkeypatch.setenv(ENV_LOG_FORMAT, "json")
+    with running(kubectl, tmp_path) as process:
+        yield process
 
 
-@pytest.mark.usefixtures("json_logs")
-@pytest.mark.nightly
+@pytest.fixture
+def jobs_with_json(kubectl: Kubectl, operator_with_json: OperatorProcess) -> Iterator[Jobs]:
+    with led_namespace(operator_with_json) as namespace:
+        yield Jobs(kubectl, namespace)
+
+
 def test_a_spot_node_that_nobody_watches_is_in_the_jobs_condition_until_somebody_does(
-    operator: OperatorProcess, jobs: Jobs, kubectl: Kubectl, tmp_path: Path
+    operator_with_json: OperatorProcess, jobs_with_json: Jobs, kubectl: Kubectl, tmp_path: Path
 ) -> None:
+    operator, jobs = operator_with_json, jobs_with_json
     script = tmp_path / "train.py"
     script.write_text("import time\ntime.sleep(600)\n")
     one_spot_node = {"nodes": {"max": 1}, "capacity": {"spot": {"max": 1}}, "resources": {"limits": {}}}

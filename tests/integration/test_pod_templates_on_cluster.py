@@ -8,7 +8,6 @@ refused with Kubernetes' own sentence, which the job's condition PodsHealthy quo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,16 +16,18 @@ from uuid import uuid4
 import pytest
 
 import hostile_specs
+from cluster_api import refusal
 from cluster_fixtures import Kubectl, wait_for
 from hostile_pod_templates import GOOD, HARMLESS, REFUSED, template
 from minimal_job import MINIMAL
 from spottrain_api.contract.assignments import CapacityType
-from spottrain_api.crd import CRD_FILE
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.pods import JobRef, build_pod
 
 pytestmark = pytest.mark.cluster
+
+ENFORCE = "pod-security.kubernetes.io/enforce"
 
 
 @dataclass(frozen=True)
@@ -36,24 +37,25 @@ class Namespace:
     kubectl: Kubectl
     name: str
 
-    def create(self, manifest: dict[str, Any], *options: str) -> str:
-        """What kubectl says; empty if it worked."""
-        done = self.kubectl.run("create", "-n", self.name, "-f", "-", *options, stdin=json.dumps(manifest))
-        return "" if done.returncode == 0 else done.stderr
+    def create(self, manifest: dict[str, Any], *, kept: bool = True, **query: str) -> str:
+        """What the API server says against an object; empty if it takes it."""
+        return refusal(lambda: self.kubectl.create(manifest, self.name, kept=kept, **query))
+
+    def enforce(self, level: str) -> None:
+        self.kubectl.patch("namespace", self.name, {"metadata": {"labels": {ENFORCE: level}}})
 
     def create_pod(self, spec: dict[str, Any]) -> dict[str, Any]:
         """The pod of a job as the API server makes it.
 
         Kubernetes deletes it soon, as there is no such job.
         """
-        made = self.kubectl("create", "-n", self.name, "-f", "-", "-o", "json", stdin=json.dumps(self.pod(spec)))
-        pod: dict[str, Any] = json.loads(made)
+        pod: dict[str, Any] = self.kubectl.create(self.pod(spec), self.name)
         return pod
 
     def try_job(self, spec: dict[str, Any]) -> str:
         metadata = {"name": "job"}
         job = {"apiVersion": "spottrain.dev/v1alpha1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
-        return self.create(job, "--dry-run=server")
+        return self.create(job, kept=False)
 
     def pod(self, spec: dict[str, Any], *, uid: str = "none", name: str = "job-1") -> dict[str, Any]:
         """The pod that the operator would create for a job."""
@@ -71,16 +73,12 @@ class Namespace:
 @pytest.fixture(scope="module")
 def namespace(local_cluster: Any) -> Iterator[Namespace]:
     kubectl = Kubectl(kubeconfig=local_cluster.kubeconfig)
-    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD_FILE))
-    wait_for(lambda: kubectl.run("get", "tj").returncode == 0, "the CRD is served")
     name = f"pods-{uuid4().hex[:8]}"
-    kubectl("create", "namespace", name)
-    kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-    wait_for(lambda: kubectl.run("get", "serviceaccount", "default", "-n", name).returncode == 0, "a service account")
+    kubectl.create_namespace(name, {ENFORCE: "restricted"})
     found = Namespace(kubectl=kubectl, name=name)
-    wait_for(lambda: found.try_job(MINIMAL) == "", "a good job is accepted")
+    assert found.try_job(MINIMAL) == "", "a good job is accepted"
     yield found
-    kubectl.run("delete", "namespace", name, "--wait=false")
+    kubectl.delete("namespace", name)
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -111,11 +109,10 @@ def test_what_no_rule_refuses_gives_a_restricted_pod_or_none(namespace: Namespac
     pod = namespace.pod(MINIMAL | changes)
     assert not [volume for volume in pod["spec"]["volumes"] if "hostPath" in volume]
     # The operator's client leaves it to the server to drop what a pod doesn't have.
-    said = namespace.create(pod, "--dry-run=server", "--validate=ignore")
+    said = namespace.create(pod, kept=False, fieldValidation="Ignore")
     assert (said == "") if sentence is None else (sentence in said), said
 
 
-ENFORCE = "pod-security.kubernetes.io/enforce"
 NETWORKS = {
     "efa": {"limits": {"vpc.amazonaws.com/efa": "4"}},
     "infiniband": {"limits": {"rdma/hca_shared_devices_a": "1"}},
@@ -128,12 +125,11 @@ def test_pods_of_a_network_need_a_privileged_namespace(namespace: Namespace, net
     spec = MINIMAL | template(network=network) | {"resources": NETWORKS[network]}
     assert namespace.try_job(spec) == ""
     for level in ("restricted", "baseline"):
-        namespace.kubectl("label", "--overwrite", "namespace", namespace.name, f"{ENFORCE}={level}")
-        said = namespace.create(namespace.pod(spec), "--dry-run=server")
-        assert f'violates PodSecurity "{level}:latest"' in said
-    namespace.kubectl("label", "--overwrite", "namespace", namespace.name, f"{ENFORCE}=privileged")
-    assert namespace.create(namespace.pod(spec), "--dry-run=server") == ""
-    namespace.kubectl("label", "--overwrite", "namespace", namespace.name, f"{ENFORCE}=restricted")
+        namespace.enforce(level)
+        assert f'violates PodSecurity "{level}:latest"' in namespace.create(namespace.pod(spec), kept=False)
+    namespace.enforce("privileged")
+    assert namespace.create(namespace.pod(spec), kept=False) == ""
+    namespace.enforce("restricted")
 
 
 QUOTA = {
@@ -155,17 +151,14 @@ BESIDE = template(schedulerName="nobody", sidecars=[GOOD], initContainers=[{"nam
 @pytest.fixture
 def team(namespace: Namespace) -> Iterator[Namespace]:
     name = f"team-{uuid4().hex[:8]}"
-    namespace.kubectl("create", "namespace", name)
-    account = ("get", "serviceaccount", "default", "-n", name)
-    wait_for(lambda: namespace.kubectl.run(*account).returncode == 0, "a service account")
+    namespace.kubectl.create_namespace(name)
     yield Namespace(kubectl=namespace.kubectl, name=name)
-    namespace.kubectl.run("delete", "namespace", name, "--wait=false")
+    namespace.kubectl.delete("namespace", name)
 
 
 def enforced(team: Namespace) -> bool:
     """Whether Kubernetes has counted what the quota limits."""
-    status = team.kubectl("get", "resourcequota", "team", "-n", team.name, "-o", "jsonpath={.status.hard}")
-    return bool(status)
+    return "hard" in team.kubectl.get("resourcequota", "team", team.name)["status"]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +186,7 @@ def test_pods_pass_a_quota_that_demands_limits_with_a_limit_range(team: Namespac
     assert "must specify limits.cpu" in said, "no limit is invented"
     assert team.create(RANGE) == ""
     pod = team.pod(MINIMAL | BESIDE)
-    wait_for(lambda: team.create(pod, "--dry-run=server") == "", "the limits of the range are known")
+    wait_for(lambda: team.create(pod, kept=False) == "", "the limits of the range are known")
     [trainer] = team.create_pod(MINIMAL | BESIDE)["spec"]["containers"]
     assert trainer["resources"]["requests"] == {"nvidia.com/gpu": "1", "cpu": "1", "memory": "4Gi"}
     assert trainer["resources"]["limits"] == {"nvidia.com/gpu": "1", "cpu": "8", "memory": "64Gi"}
@@ -220,8 +213,9 @@ def zones(team: Namespace) -> Iterator[Namespace]:
     for name, zone in names.items():
         assert team.create(node(name, zone, team.name)) == ""
     yield team
-    team.kubectl.run("delete", "pod", "--all", "-n", team.name, "--grace-period=0", "--force")
-    team.kubectl.run("delete", "node", *names)
+    team.kubectl.delete_all("pod", team.name, grace_seconds=0)
+    for name in names:
+        team.kubectl.delete("node", name)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import date
 from typing import Any
 
 import pytest
@@ -152,9 +151,9 @@ def test_the_tables_are_about_fields_that_exist() -> None:
 
 @pytest.mark.parametrize("share", [5, pytest.param(1, marks=pytest.mark.nightly)], ids=["a fifth", "all"])
 async def test_a_job_that_trains_survives_every_value_of_every_field(share: int) -> None:
-    """The gate walks another third of the fields each day."""
+    """The gate walks the same fifth each time, so that a run can be repeated."""
     problems, num_fields, num_steps = [], 0, 0
-    for each in list(fields())[date.today().toordinal() % share :: share]:
+    for each in list(fields())[::share]:
         walk = Walk(each)
         await walk.walk()
         problems += walk.problems
