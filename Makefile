@@ -72,13 +72,17 @@ unit: $(STAMP) ## Run the unit tests. Fetches or builds Helm for them, once.
 SINCE ?= origin/main
 check: $(STAMP) all-binaries ## Before a commit: style, types, unit tests, and the tests that the change touches (SINCE=origin/main).
 	touched="$$($(BIN)/python tests/touched.py --since $(SINCE))" && \
-		$(MAKE) --no-print-directory --jobs=2 --output-sync=line lint run-tests TESTS="tests/unit $$touched"
+		$(MAKE) --no-print-directory --jobs=2 lint run-tests TESTS="tests/unit $$touched"
 
 test: $(STAMP) all-binaries prometheus ## The gate: check style, types and docs, and run all tests.
-	$(MAKE) --no-print-directory --jobs=3 --output-sync=line lint docs run-tests
+	$(MAKE) --no-print-directory --jobs=3 lint-and-docs run-tests
+
+# What these print stays together, and the tests' progress shows meanwhile.
+lint-and-docs:
+	$(MAKE) --no-print-directory --output-sync=target lint docs
 
 TESTS ?= tests
-.PHONY: run-tests
+.PHONY: lint-and-docs run-tests
 run-tests: $(STAMP)
 	$(PYTEST) -m 'not nightly' $(TESTS)
 
