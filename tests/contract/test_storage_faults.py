@@ -102,7 +102,7 @@ def test_a_short_fault_is_not_noticed(bucket: Bucket, fault: str) -> None:
 
 
 def test_a_connection_that_hangs_is_left_for_another_one(bucket: Bucket) -> None:
-    storage = bucket.open(patient=True, answer_seconds=1.0)
+    storage = bucket.open(patient=True, answer_seconds=2.0)
     for name in ("put", "upload", "get", "read_into", "list"):
         bucket.proxy.play("hangs", times=1)
         OPERATIONS[name](storage)

@@ -321,6 +321,12 @@ def watcher(site: Site, tmp_path: Path) -> Iterator[Callable[..., str]]:
         servers[token] = ClusterApi(kubeconfig=path)
 
     def patch(node: str, change: Object, *, token: str = bound) -> str:
+        spec = change.get("spec", {})
+        if spec.get("taints"):
+            # Controllers taint a node without a kubelet at any time, and these taints stay.
+            current = site.kubectl.get("node", f"{node}-{site.name}")["spec"].get("taints", [])
+            theirs = [taint for taint in current if taint["key"].startswith("node.kubernetes.io/")]
+            change = change | {"spec": spec | {"taints": [*spec["taints"], *theirs]}}
         return refusal(lambda: servers[token].patch("node", f"{node}-{site.name}", change, kept=False))
 
     patch.of_nobody = of_nobody  # type: ignore[attr-defined]

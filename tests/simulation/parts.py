@@ -86,6 +86,7 @@ class Pod:
     template_hash: str
     created: float
     pool: str | None = None
+    pool_hash: str | None = None
     node: str | None = None
     scheduled: float | None = None
     unschedulable_since: float | None = None
@@ -120,6 +121,7 @@ class Pod:
             unschedulable_since=at(self.unschedulable_since) if self.unschedulable_since is not None else None,
             container_started=up,
             pool=self.pool,
+            pool_hash=self.pool_hash,
             protection=self.protection,
         )
 

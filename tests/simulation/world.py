@@ -14,6 +14,7 @@ from spottrain_api.contract.notices import Notice, NoticeKind
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_api.v1alpha1.status import FINISHED_PHASES, TrainingJobStatus
 from spottrain_operator.core.assignments import assignment_for
+from spottrain_operator.core.facts.pools import pool_hash
 from spottrain_operator.core.model import AnnotatePod, CreatePod, DeletePod, JobView, Observed, ReportView
 from spottrain_operator.core.plan import plan
 
@@ -358,6 +359,7 @@ class World:
                 template_hash=self.template_hash,
                 created=self.time,
                 pool=action.pool,
+                pool_hash=pool_hash(self.spec, action.capacity_type, action.pool),
             )
         elif isinstance(action, DeletePod):
             pod = self.pods.get(action.uid)
