@@ -1,5 +1,5 @@
-# All commands for the checkout. Nothing is installed outside of it, except the cache of binaries and of pip's
-# downloads (~/.cache/spottrain). Nothing needs root.
+# All commands for the checkout. Nothing is installed outside of it, except the cache (~/.cache/spottrain) of binaries, of
+# pip's downloads and of mypy's results. Nothing needs root.
 # `make gpu` uses a PYTHON from the environment or the command line as it is.
 GIVEN := $(if $(filter environment command,$(firstword $(origin PYTHON))),$(PYTHON))
 PYTHON ?= python3
@@ -10,7 +10,10 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=3 --no-loadscope-reorder
 CODE := runtime api planner operator cli trainer-image local-cluster tests examples demo benchmarks release docs
 # If it is set, each of the tests' many processes compiles again what it imports.
 unexport PYTHONDONTWRITEBYTECODE
-export PIP_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spottrain/pip
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spottrain
+export PIP_CACHE_DIR ?= $(CACHE)/pip
+# All checkouts share it, by the contents of files: a new clone checks only what has changed.
+export MYPY_CACHE_DIR ?= $(CACHE)/mypy
 
 # Every target with a description is a command, not a file.
 .PHONY: $(shell sed -nE 's/^([a-z-]+):.*[#]{2} .*/\1/p' $(firstword $(MAKEFILE_LIST)))
