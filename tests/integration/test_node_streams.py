@@ -395,7 +395,8 @@ def test_top_shows_what_pods_and_nodes_use(target: Target) -> None:
     def usage(*command: str) -> dict[str, tuple[int, int]]:
         lines = target.run("top", *command, "--no-headers").stdout.decode().splitlines()
         cells = [[cell for cell in line.split() if not cell.endswith("%")] for line in lines]
-        return {row[-3]: (int(row[-2].removesuffix("m")), int(row[-1].removesuffix("Mi"))) for row in cells}
+        known = (row for row in cells if "<unknown>" not in row)  # of other tests' nodes that come and go
+        return {row[-3]: (int(row[-2].removesuffix("m")), int(row[-1].removesuffix("Mi"))) for row in known}
 
     def containers() -> dict[str, tuple[int, int]]:
         return usage("pods", "busy", "--containers")

@@ -292,7 +292,7 @@ def test_a_job_that_is_nested_deeply_hides_no_other(
     kubectl("create", "--raw", path, "-f", str(file))
     jobs.apply("new")
     wait_for(lambda: len(jobs.pods("new")) == 3, "pods of a new job", 60.0)
-    assert "or 50 levels" in operator.log()
+    wait_for(lambda: "or 50 levels" in operator.log(), "the deep job is reported")
     jobs.delete("good")
     wait_for(lambda: not jobs.pods("good"), "its pods go")
     operator.end(signal.SIGTERM)

@@ -40,9 +40,12 @@ def receipt(rank: int, *entries: Entry, size: int = 64) -> Receipt:
     )
 
 
+SAVED_AT = "2026-11-21T00:00:00.000+00:00"
+
+
 def manifest() -> Manifest:
     receipts = [receipt(0, entry(chunk())), receipt(1, entry(chunk(rank=1, offset=2)))]
-    return build_manifest(receipts, generation=1, step=7, tree={"a": None}, extra={"lr": 0.1})
+    return build_manifest(receipts, generation=1, step=7, tree={"a": None}, extra={"lr": 0.1}, saved_at=SAVED_AT)
 
 
 def committed(data: bytes, sha256: str) -> Commit:
