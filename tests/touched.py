@@ -105,8 +105,8 @@ def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--since", default="origin/main", help="compare with where this commit and HEAD parted")
     since = _git("merge-base", parser.parse_args().since, "HEAD")[0]
-    for path in touched_tests(changed_files(since)):
-        sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+    # On one line: a variable of make ends at the end of its line.
+    sys.stdout.write(" ".join(str(path.relative_to(ROOT)) for path in touched_tests(changed_files(since))) + "\n")
 
 
 if __name__ == "__main__":
