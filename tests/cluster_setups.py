@@ -17,15 +17,10 @@ from shared_clusters import SHARED
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
-from spottrain_operator.kube.client import (
-    ClusterClient,
-    DefinitionClient,
-    JobKey,
-    Manifest,
-    PodIdentity,
-    WatchClient,
-)
+from spottrain_operator.kube.client import ClusterClient, DefinitionClient, WatchClient
+from spottrain_operator.kube.identities import JobKey, PodIdentity
 from spottrain_operator.kube.kubernetes_client import KubernetesCluster
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.kube.watch_client import KubernetesWatch
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.pods import JobRef, build_pod

@@ -24,7 +24,8 @@ from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.core.timing import DEFAULT_TIMING
-from spottrain_operator.kube.client import ClusterError, JobKey, PodIdentity
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.identities import JobKey, PodIdentity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = JobKey(namespace="team", name="gpt")

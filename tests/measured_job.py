@@ -28,7 +28,7 @@ from spottrain_api.v1alpha1.status import (
     Transition,
 )
 from spottrain_operator.core.model import JobView, Observed, ReportView
-from spottrain_operator.kube.client import JobKey
+from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.metrics import Metrics
 from spottrain_watcher.metrics import Metrics as WatcherMetrics
 

@@ -17,19 +17,10 @@ from typing import TypeVar
 
 from spottrain_api import crd
 from spottrain_api.contract.names import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
-from spottrain_operator.kube.client import (
-    AlreadyExistsError,
-    ClusterError,
-    ConflictError,
-    ExpiredError,
-    JobKey,
-    Kind,
-    Listing,
-    Manifest,
-    PodIdentity,
-    TokenIssuer,
-    WatchEvent,
-)
+from spottrain_operator.kube.client import Kind, Listing, TokenIssuer, WatchEvent
+from spottrain_operator.kube.errors import AlreadyExistsError, ClusterError, ConflictError, ExpiredError
+from spottrain_operator.kube.identities import JobKey, PodIdentity
+from spottrain_operator.kube.resources import Manifest
 
 _T = TypeVar("_T")
 

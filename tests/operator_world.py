@@ -18,7 +18,10 @@ from spottrain_api.contract.reports import CommitRef, Progress, TrainerPhase
 from spottrain_api.v1alpha1.pod_template import Network
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.plan import plan
-from spottrain_operator.kube.client import ClusterClient, ClusterError, JobKey, Manifest, PodIdentity
+from spottrain_operator.kube.client import ClusterClient
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.identities import JobKey, PodIdentity
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.history import HistoryKeeper

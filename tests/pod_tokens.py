@@ -12,7 +12,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from spottrain_api.contract.names import TOKEN_AUDIENCE
-from spottrain_operator.kube.client import Manifest, PodIdentity, TokenIssuer
+from spottrain_operator.kube.client import TokenIssuer
+from spottrain_operator.kube.identities import PodIdentity
+from spottrain_operator.kube.resources import Manifest
 
 
 def pod_token(pod: PodIdentity, *, audience: object = TOKEN_AUDIENCE, seconds: object = 86400, name: str = "") -> str:

@@ -16,8 +16,10 @@ from operator_world import KEY, job
 from pod_tokens import pod_token
 from spottrain_api.contract.assignments import AgentReport
 from spottrain_api.contract.names import TOKEN_AUDIENCE
-from spottrain_operator.kube.client import ClusterError, JobKey, Manifest, PodIdentity
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.identities import JobKey, PodIdentity
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.kube.scope import Scope
 from spottrain_operator.process import Operator, OperatorSettings
 

@@ -12,7 +12,8 @@ from operator_world import KEY, World
 from spottrain_api.contract.assignments import AgentPhase, AgentReport, Assignment, AssignmentAction
 from spottrain_api.contract.reports import CommitRef, Progress, TrainerPhase
 from spottrain_operator.core.facts.situation import BUSY
-from spottrain_operator.kube.client import Manifest, PodIdentity
+from spottrain_operator.kube.identities import PodIdentity
+from spottrain_operator.kube.resources import Manifest
 
 TOTAL_STEPS = 100_000
 

@@ -24,7 +24,7 @@ from spottrain_api.contract.names import (
 from spottrain_api.v1alpha1.pod_template import Network
 from spottrain_operator.control_api.certificate_keeper import CertificateSource
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
-from spottrain_operator.kube.client import ClusterError
+from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.lease import LeaseSettings
 from spottrain_operator.kube.limits import DEFAULT_LIMITS, ClientLimits
 from spottrain_operator.kube.scope import Scope

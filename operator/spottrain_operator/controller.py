@@ -22,7 +22,8 @@ from functools import partial
 from typing import Protocol
 
 from spottrain_operator.core.timing import growing_pause
-from spottrain_operator.kube.client import ClusterError, ConflictError, JobKey
+from spottrain_operator.kube.errors import ClusterError, ConflictError
+from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.kube.limits import is_urgent
 from spottrain_runtime.logs import about
 

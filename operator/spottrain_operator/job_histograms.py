@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
 from spottrain_operator.job_families import JOB
-from spottrain_operator.kube.client import JobKey
+from spottrain_operator.kube.identities import JobKey
 
 
 class JobHistogram(Collector):

@@ -25,7 +25,7 @@ from spottrain_operator.core.model import Observed, ReportView
 from spottrain_operator.core.policies.transitions import completed
 from spottrain_operator.job_families import JOB, JobNow
 from spottrain_operator.job_histograms import JobHistogram
-from spottrain_operator.kube.client import JobKey
+from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.status_metrics import JobMetrics
 
 ERROR_KINDS = ("conflict", "cluster", "internal")

@@ -31,8 +31,10 @@ from spottrain_operator.core.plan import plan
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 from spottrain_operator.heap import keep_trimmed
 from spottrain_operator.kube.cache import Change
-from spottrain_operator.kube.client import ClusterError, ConflictError, JobKey, Kind, WatchClient
+from spottrain_operator.kube.client import Kind, WatchClient
 from spottrain_operator.kube.election_thread import ElectionThread
+from spottrain_operator.kube.errors import ClusterError, ConflictError
+from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.kube.kopf_watch import KopfWatch
 from spottrain_operator.kube.kubernetes_client import KubernetesCluster
 from spottrain_operator.kube.leader_label import LeaderLabel

@@ -37,7 +37,10 @@ from spottrain_operator.core.model import (
 from spottrain_operator.core.policies.understanding import sentence
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 from spottrain_operator.job_record import JobRecord
-from spottrain_operator.kube.client import ClusterClient, JobKey, Manifest, RefusedError
+from spottrain_operator.kube.client import ClusterClient
+from spottrain_operator.kube.errors import RefusedError
+from spottrain_operator.kube.identities import JobKey
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.objects.apply import apply
 from spottrain_operator.objects.claims import RivalFinder

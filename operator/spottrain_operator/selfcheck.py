@@ -24,8 +24,8 @@ from spottrain_api.contract.names import ENV_CONTROL_URL, VERSION
 from spottrain_api.contract.nodes import SPOT_LABELS
 from spottrain_operator.control_api.certificate_keeper import CA, SECRET_NAME, ca_of, decoded
 from spottrain_operator.kube.api_server import JSON, connection_info
-from spottrain_operator.kube.client import ClusterError, Manifest
-from spottrain_operator.kube.kubernetes_client import DEFINITIONS, NODES, PODS, SECRETS, path_of
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.resources import ACCESS_REVIEWS, DEFINITIONS, NODES, PODS, SECRETS, Manifest
 from spottrain_operator.objects.definitions import crd_problem
 from spottrain_operator.objects.placement import fits
 from spottrain_operator.options import spot_labels_option, watch_namespaces_option
@@ -36,8 +36,6 @@ RETRY_SECONDS = 1.0
 # A watcher is ready once its sources answer. Azure's takes two minutes for the first answer in a new scale set. Helm
 # itself waits for five.
 PATIENCE_SECONDS = 180.0
-
-ACCESS_REVIEWS = ("/apis/authorization.k8s.io/v1", "selfsubjectaccessreviews")
 
 Check = tuple[str, Callable[[], str]]
 """What is checked, and a function that returns what is wrong with it, or nothing."""
@@ -171,12 +169,12 @@ class Installation:
 
     def _trust(self) -> ssl.SSLContext:
         """What the release's pods trust."""
-        secret = self._api.ask(path_of(SECRETS, self._namespace, SECRET_NAME))
+        secret = self._api.ask(SECRETS.path(self._namespace, SECRET_NAME))
         return ssl.create_default_context(cadata=ca_of(decoded(secret)) or None)
 
     def _crd(self, name: str) -> str:
         try:
-            found = self._api.ask(path_of(DEFINITIONS, name=name))
+            found = self._api.ask(DEFINITIONS.path(name=name))
         except urllib.error.HTTPError as error:
             if error.code != HTTPStatus.NOT_FOUND:
                 raise
@@ -184,8 +182,8 @@ class Installation:
         return crd_problem(found, name)
 
     def _watchers(self, labels: str) -> str:
-        pods = self._api.ask(f"{path_of(PODS, self._namespace)}?{urlencode({'labelSelector': labels})}")
-        nodes = self._api.ask(path_of(NODES))
+        pods = self._api.ask(f"{PODS.path(self._namespace)}?{urlencode({'labelSelector': labels})}")
+        nodes = self._api.ask(NODES.path())
         return watchers_problem(nodes["items"], pods["items"], self._spot_labels, self._placement)
 
     def _rights(self, part: str) -> str:
@@ -195,7 +193,7 @@ class Installation:
     def _may(self, question: dict[str, str]) -> bool:
         of = "nonResourceAttributes" if "path" in question else "resourceAttributes"
         review = {"spec": {of: question}}
-        answer = self._api.ask(path_of(ACCESS_REVIEWS), review)
+        answer = self._api.ask(ACCESS_REVIEWS.path(), review)
         return bool(answer["status"]["allowed"])
 
 

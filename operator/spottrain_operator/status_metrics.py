@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from spottrain_operator.job_families import FAMILIES, JOB, PHASE_FAMILY, JobNow, Sample
-from spottrain_operator.kube.client import JobKey
+from spottrain_operator.kube.identities import JobKey
 
 # Time for which a job that is over keeps all its series.
 OVER = timedelta(hours=1)

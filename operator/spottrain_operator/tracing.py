@@ -23,7 +23,7 @@ from spottrain_api.v1alpha1.status import TrainingJobStatus, Transition
 from spottrain_operator.core.facts.notices import notice_of_end
 from spottrain_operator.core.model import Observed
 from spottrain_operator.core.policies.transitions import completed
-from spottrain_operator.kube.client import JobKey
+from spottrain_operator.kube.identities import JobKey
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider

@@ -9,7 +9,9 @@ from spottrain_api.v1alpha1.status import FINISHED_PHASES
 from spottrain_operator.controller import Priority
 from spottrain_operator.core.facts.notices import LOSS_TAINTS
 from spottrain_operator.kube.cache import Change
-from spottrain_operator.kube.client import JobKey, Kind, Manifest
+from spottrain_operator.kube.client import Kind
+from spottrain_operator.kube.identities import JobKey
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.watched_cluster import job_of
 
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from cluster_setups import Setup, in_memory, on_a_control_plane, put_job
-from spottrain_operator.kube.client import Manifest
 from spottrain_operator.kube.kopf_watch import KopfWatch
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.watched_cluster import WatchedCluster
 
 

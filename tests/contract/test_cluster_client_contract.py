@@ -20,7 +20,9 @@ from spottrain_operator.control_api.agents import ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.tokens import NotOurPodError, TokenGate
 from spottrain_operator.core.model import PROTECTION, Event
-from spottrain_operator.kube.client import AlreadyExistsError, ConflictError, JobKey, Manifest, PodIdentity
+from spottrain_operator.kube.errors import AlreadyExistsError, ConflictError
+from spottrain_operator.kube.identities import JobKey, PodIdentity
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.definitions import crd_problem
 from spottrain_operator.objects.events import EventRecorder
 from spottrain_operator.objects.isolation import network_policy

@@ -13,7 +13,9 @@ import pytest
 
 from cluster_setups import MemorySetup, Setup, pod_of, pods_of
 from spottrain_api.contract.names import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
-from spottrain_operator.kube.client import ExpiredError, Kind, Listing, Manifest, WatchEvent, is_gone
+from spottrain_operator.kube.client import Kind, Listing, WatchEvent, is_gone
+from spottrain_operator.kube.errors import ExpiredError
+from spottrain_operator.kube.resources import Manifest
 
 
 async def events_of(setup: Setup, kind: Kind, version: int, names: set[str]) -> list[tuple[str, bool]]:

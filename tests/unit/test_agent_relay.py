@@ -25,7 +25,7 @@ from spottrain_agent.control_client import ControlClient
 from spottrain_agent.routes import BEAT_SECONDS, RefusedError, RelayRoute, UnprovenError
 from spottrain_api.contract.assignments import AgentPhase, AgentReport, Assignment, Relay, RelayAssignment
 from spottrain_api.contract.configuration import DrainRequest
-from spottrain_operator.kube.client import PodIdentity
+from spottrain_operator.kube.identities import PodIdentity
 
 PODS = [POD, replace(POD, pod="gpt-2", uid="uid-2"), replace(POD, pod="gpt-3", uid="uid-3")]
 UIDS = frozenset(pod.uid for pod in PODS)

@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from memory_cluster import MemoryCluster
-from spottrain_operator.kube.client import ClusterError, Manifest
 from spottrain_operator.kube.election_thread import ElectionThread
+from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.lease import LEASE_NAME, LeaseSettings
+from spottrain_operator.kube.resources import Manifest
 
 SETTINGS = LeaseSettings(
     namespace="system", identity="a", duration_seconds=2, renew_deadline_seconds=0.5, retry_seconds=0.02

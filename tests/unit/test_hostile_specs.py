@@ -32,8 +32,9 @@ from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import job_view
 from spottrain_cli.report import html_report
-from spottrain_operator.kube.client import InvalidObjectError, Manifest
+from spottrain_operator.kube.errors import InvalidObjectError
 from spottrain_operator.kube.json_text import parsed
+from spottrain_operator.kube.resources import Manifest
 
 # A status is read by every watcher of jobs.
 MOST_OF_STATUS = 10_000

@@ -6,14 +6,15 @@ import json
 
 import pytest
 
-from spottrain_operator.kube.api_server import NotFoundError, refusal
-from spottrain_operator.kube.client import (
+from spottrain_operator.kube.api_server import refusal
+from spottrain_operator.kube.errors import (
     AlreadyExistsError,
     ClusterError,
     ConflictError,
     ExpiredError,
     ForbiddenError,
     InvalidObjectError,
+    NotFoundError,
 )
 
 

@@ -44,7 +44,8 @@ from spottrain_operator.control_api.certificates import (
     rotated,
 )
 from spottrain_operator.control_api.observability import metrics_application
-from spottrain_operator.kube.client import ForbiddenError, Manifest
+from spottrain_operator.kube.errors import ForbiddenError
+from spottrain_operator.kube.resources import Manifest
 
 NAMESPACE = "spottrain-system"
 KEY = (NAMESPACE, SECRET_NAME)

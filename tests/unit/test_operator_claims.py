@@ -17,7 +17,8 @@ from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.facts.folders import folder_of
 from spottrain_operator.core.model import Rival
 from spottrain_operator.core.plan import plan
-from spottrain_operator.kube.client import JobKey, Manifest
+from spottrain_operator.kube.identities import JobKey
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.objects.claims import FolderClaims, RivalFinder
 from spottrain_operator.objects.control_address import ControlAddress

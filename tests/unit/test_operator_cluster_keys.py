@@ -33,7 +33,8 @@ from spottrain_operator.control_api.cluster_keys import (
     UndecidedError,
     keys_of,
 )
-from spottrain_operator.kube.client import PodIdentity, TokenIssuer
+from spottrain_operator.kube.client import TokenIssuer
+from spottrain_operator.kube.identities import PodIdentity
 
 POD = PodIdentity(namespace="team", pod="gpt-1", uid="uid-1")
 ANOTHER = PodIdentity(namespace="team", pod="gpt-2", uid="uid-2")

@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import BaseTestServer, RawTestServer, TestServer
 
 from spottrain_operator.kube.api_server import ApiServer, connection_info
-from spottrain_operator.kube.client import ClusterError
+from spottrain_operator.kube.errors import ClusterError
 
 TIMEOUT = aiohttp.ClientTimeout(total=20)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract.names import ANNOTATION_CONTROL_CA, ANNOTATION_CONTROL_URL
-from spottrain_operator.kube.client import ForbiddenError
+from spottrain_operator.kube.errors import ForbiddenError
 from spottrain_operator.objects.control_address import ControlAddress
 
 MOVED = ControlAddress(url="https://control:9443", ca="OLD\nNEW")

@@ -29,7 +29,7 @@ from spottrain_api.contract.names import TOKEN_AUDIENCE
 from spottrain_operator.control_api.agents import DEAD_BEFORE_CLOSED_SECONDS, ReportBox
 from spottrain_operator.control_api.observability import metrics_application
 from spottrain_operator.control_api.server import REFUSALS_BURST
-from spottrain_operator.kube.client import PodIdentity
+from spottrain_operator.kube.identities import PodIdentity
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from spottrain_operator.control_api import server
 from spottrain_operator.control_api.agents import LeastDelay, ReportBox
 from spottrain_operator.control_api.report_bounds import parse_report
 from spottrain_operator.core.model import ReportView
-from spottrain_operator.kube.client import PodIdentity
+from spottrain_operator.kube.identities import PodIdentity
 
 TRAINING = {"generation": 1, "step": 1, "updated_at": NOW}
 

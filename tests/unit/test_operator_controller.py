@@ -18,7 +18,8 @@ from spottrain_operator.controller import (
     Published,
     backoff_seconds,
 )
-from spottrain_operator.kube.client import ClusterError, ConflictError, JobKey
+from spottrain_operator.kube.errors import ClusterError, ConflictError
+from spottrain_operator.kube.identities import JobKey
 
 A = JobKey(namespace="team", name="a")
 B = JobKey(namespace="team", name="b")

@@ -7,7 +7,8 @@ import pytest
 from memory_cluster import MemoryCluster
 from operator_world import older_definition
 from spottrain_api import crd
-from spottrain_operator.kube.client import ForbiddenError, Manifest
+from spottrain_operator.kube.errors import ForbiddenError
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.definitions import warn_of_other_definitions
 
 

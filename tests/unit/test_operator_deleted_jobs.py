@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract.assignments import AssignmentAction
-from spottrain_operator.kube.client import JobKey
+from spottrain_operator.kube.identities import JobKey
 
 
 async def test_a_job_that_is_gone_takes_its_pods_and_metrics_along() -> None:
@@ -111,7 +109,7 @@ async def test_a_job_that_another_release_leads_leaves_reports_and_assignments_f
 async def test_jobs_that_another_release_led_keep_their_order_at_a_folder_whichever_pass_comes_first() -> None:
     cluster = CrashingCluster()
     world = World(cluster)
-    older, younger, elsewhere = KEY, replace(KEY, name="younger"), replace(KEY, namespace="elsewhere")
+    older, younger, elsewhere = KEY, KEY._replace(name="younger"), KEY._replace(namespace="elsewhere")
 
     def put(key: JobKey, created_at: str) -> None:
         meta = {"namespace": key.namespace, "name": key.name, "creationTimestamp": created_at}

@@ -6,7 +6,8 @@ import pytest
 
 from memory_cluster import MemoryCluster
 from spottrain_operator.core.model import Event
-from spottrain_operator.kube.client import ClusterError, Manifest
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.events import EventRecorder
 
 JOB = {"metadata": {"namespace": "default", "name": "gpt", "uid": "u"}}

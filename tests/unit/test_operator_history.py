@@ -14,7 +14,9 @@ import pytest
 from memory_cluster import MemoryCluster
 from spottrain_api.history import HISTORY_FIELD, MAX_POINTS, HistoryPoint
 from spottrain_api.v1alpha1.status import Phase, ProgressStatus, TrainingJobStatus
-from spottrain_operator.kube.client import ClusterError, JobKey, Manifest
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.identities import JobKey
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.history import Course, HistoryKeeper
 
 KEY = JobKey(namespace="team", name="gpt")

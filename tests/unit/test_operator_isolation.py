@@ -6,7 +6,8 @@ import pytest
 
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract.names import LABEL_JOB_UID
-from spottrain_operator.kube.client import ForbiddenError, Manifest
+from spottrain_operator.kube.errors import ForbiddenError
+from spottrain_operator.kube.resources import Manifest
 
 
 class Forbidding(CrashingCluster):

@@ -13,7 +13,7 @@ from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import ANNOTATION_NOTICE, TAINT_PREEMPTION
 from spottrain_api.contract.nodes import GKE_SPOT
 from spottrain_operator.core.model import KeptAway
-from spottrain_operator.kube.client import Manifest
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.kept_away import kept_away, node_indices
 from spottrain_operator.objects.placement import Site
 

@@ -17,7 +17,8 @@ from memory_cluster import MemoryCluster
 from operator_world import KEY, job
 from spottrain_api.contract.names import GROUP, PLURAL, VERSION
 from spottrain_operator.kube import kopf_watch
-from spottrain_operator.kube.client import ExpiredError, Kind
+from spottrain_operator.kube.client import Kind
+from spottrain_operator.kube.errors import ExpiredError
 from spottrain_operator.kube.kopf_watch import LISTED, JobEvents, KopfWatch
 from spottrain_operator.objects.watched_cluster import WatchedCluster
 

@@ -9,7 +9,7 @@ import pytest
 
 from memory_cluster import MemoryCluster
 from spottrain_api.contract.names import LABEL_LEADER
-from spottrain_operator.kube.client import ClusterError
+from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.leader_label import LeaderLabel
 
 OURS = {"app": "spottrain"}

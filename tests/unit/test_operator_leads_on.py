@@ -18,7 +18,7 @@ from spottrain_operator.clock import SteadyClock
 from spottrain_operator.core.model import DeletePod, Observed, Plan
 from spottrain_operator.core.plan import plan
 from spottrain_operator.core.timing import DEFAULT_TIMING
-from spottrain_operator.kube.client import Manifest
+from spottrain_operator.kube.resources import Manifest
 
 
 @dataclass

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from memory_cluster import MemoryCluster
-from spottrain_operator.kube.client import ClusterError, Manifest
+from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
+from spottrain_operator.kube.resources import Manifest
 
 
 def settings(identity: str) -> LeaseSettings:

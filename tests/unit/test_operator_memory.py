@@ -16,7 +16,7 @@ from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.report_bounds import parse_report
 from spottrain_operator.core.assignments import assignments_for
 from spottrain_operator.core.model import JobView
-from spottrain_operator.kube.client import JobKey, PodIdentity
+from spottrain_operator.kube.identities import JobKey, PodIdentity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NUM_MEMBERS = 64

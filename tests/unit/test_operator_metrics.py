@@ -32,7 +32,7 @@ from spottrain_operator import process
 from spottrain_operator.core.model import NodeView, ReportView
 from spottrain_operator.job_families import JOB
 from spottrain_operator.job_histograms import JobHistogram
-from spottrain_operator.kube.client import JobKey
+from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.metrics import Metrics, drain_latency
 from spottrain_watcher.metrics import Metrics as WatcherMetrics
 

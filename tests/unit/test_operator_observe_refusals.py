@@ -9,7 +9,7 @@ import pytest
 
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.model import JobView
-from spottrain_operator.kube.client import ForbiddenError, InvalidObjectError
+from spottrain_operator.kube.errors import ForbiddenError, InvalidObjectError
 from spottrain_operator.objects.observe import (
     refusal,
 )

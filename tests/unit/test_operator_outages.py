@@ -18,8 +18,8 @@ from spottrain_operator.controller import PLACES, Priority
 from spottrain_operator.core.model import Observed, Plan
 from spottrain_operator.core.plan import plan
 from spottrain_operator.kube import led_namespaces
-from spottrain_operator.kube.client import Manifest
 from spottrain_operator.kube.lease import LEASE_NAME
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.kube.scope import Scope
 from spottrain_operator.process import LeadershipLostError
 

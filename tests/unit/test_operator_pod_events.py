@@ -8,8 +8,10 @@ from typing import Any
 from memory_cluster import MemoryCluster
 from scene import START, pod
 from spottrain_operator.core.model import PodView
-from spottrain_operator.kube.client import ClusterError, JobKey, Manifest
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.kube.limits import is_urgent
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.pod_events import (
     READ_AGAIN_SECONDS,
     KnownTroubles,

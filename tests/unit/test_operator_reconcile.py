@@ -17,7 +17,9 @@ from memory_cluster import MemoryCluster
 from operator_world import KEY, LAST_STEP, CrashingCluster, World, job
 from spottrain_api.contract.assignments import AssignmentAction
 from spottrain_api.contract.names import ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION
-from spottrain_operator.kube.client import ClusterError, Kind, Manifest
+from spottrain_operator.kube.client import Kind
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.watched_cluster import OnChange, WatchedCluster
 
 # The spec of a node whose watcher has marked it.

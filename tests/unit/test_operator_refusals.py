@@ -16,7 +16,8 @@ from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import LABEL_CAPACITY_TYPE, TAINT_PREEMPTION
 from spottrain_api.v1alpha1.pod_template import Network
 from spottrain_operator.job_record import JobRecord
-from spottrain_operator.kube.client import ClusterError, ForbiddenError, InvalidObjectError, Manifest
+from spottrain_operator.kube.errors import ClusterError, ForbiddenError, InvalidObjectError
+from spottrain_operator.kube.resources import Manifest
 
 WEBHOOK = InvalidObjectError('admission webhook "policy.example.com" denied the request: no team label')
 NO_ACCOUNT = ForbiddenError('serviceaccount "trainer" not found')

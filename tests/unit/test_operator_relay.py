@@ -23,7 +23,7 @@ from spottrain_api.contract.assignments import (
 from spottrain_operator.control_api.agents import DEAD_BEFORE_CLOSED_SECONDS
 from spottrain_operator.core.assignments import assignment_for, relays_for
 from spottrain_operator.core.timing import DEFAULT_TIMING
-from spottrain_operator.kube.client import PodIdentity
+from spottrain_operator.kube.identities import PodIdentity
 
 PEER = replace(POD, pod="gpt-2", uid="uid-2")
 OTHER = replace(POD, pod="gpt-3", uid="uid-3")
@@ -36,7 +36,7 @@ GENERATION = {POD.uid: running(1, 0), PEER.uid: running(1, 1, RELAY), OTHER.uid:
 async def setup() -> AsyncIterator[Setup]:
     async with served(PEER, OTHER, STRANGER) as setup:
         setup.board.publish(JOB, GENERATION)
-        setup.board.publish(replace(JOB, name="bert"), {STRANGER.uid: running(1, 0)})
+        setup.board.publish(JOB._replace(name="bert"), {STRANGER.uid: running(1, 0)})
         yield setup
 
 
@@ -167,7 +167,7 @@ async def test_reports_of_peers_are_kept_as_their_own(setup: Setup) -> None:
 async def test_nobody_speaks_for_others_than_its_peers(setup: Setup, sender: PodIdentity, peer: AgentReport) -> None:
     assert await send(setup, sender, peer, present=(peer.pod_uid,)) == 204
     assert known(setup).keys() == {sender.uid}
-    assert {job for job, _ in setup.woken} == {replace(JOB, name=sender.pod.rpartition("-")[0])}
+    assert {job for job, _ in setup.woken} == {JOB._replace(name=sender.pod.rpartition("-")[0])}
     assert setup.reports.num_present == 0
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from memory_cluster import MemoryCluster
 from spottrain_api.contract.names import ANNOTATION_WATCHED
-from spottrain_operator.kube.client import ClusterError, Manifest
+from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
 from spottrain_operator.kube.led_namespaces import LedNamespaces
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.kube.scope import Scope
 
 ALL, TEAM, OTHER = Scope(), Scope(names=frozenset({"team"})), Scope(names=frozenset({"other"}))

@@ -25,7 +25,7 @@ from spottrain_operator.control_api.tokens import (
     TooManyTokensError,
     claims_of,
 )
-from spottrain_operator.kube.client import PodIdentity
+from spottrain_operator.kube.identities import PodIdentity
 
 POD = PodIdentity(namespace="team", pod="gpt-1", uid="uid-1")
 TOKEN = pod_token(POD)

@@ -25,7 +25,7 @@ from spottrain_api.contract.notices import NoticeKind
 from spottrain_api.contract.reports import CommitRef
 from spottrain_api.v1alpha1.status import GenerationState, TrainingJobStatus, Transition
 from spottrain_operator.core.model import Observed
-from spottrain_operator.kube.client import JobKey
+from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.tracing import (
     ENDPOINTS,
     ChangeTracer,

@@ -23,7 +23,7 @@ from spottrain_api.contract.names import (
     LABEL_TEMPLATE_HASH,
     TAINT_PREEMPTION,
 )
-from spottrain_operator.kube.client import Manifest
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.observe import node_view, owned_by, pod_view
 from spottrain_operator.objects.trimmed import trimmed_job, trimmed_node, trimmed_pod
 

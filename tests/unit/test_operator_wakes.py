@@ -12,7 +12,9 @@ import pytest
 from spottrain_api.contract.names import ANNOTATION_NOTICE, ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION
 from spottrain_operator.controller import Priority
 from spottrain_operator.kube.cache import Change
-from spottrain_operator.kube.client import JobKey, Kind, Manifest
+from spottrain_operator.kube.client import Kind
+from spottrain_operator.kube.identities import JobKey
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.trimmed import trimmed_node, trimmed_pod
 from spottrain_operator.wakes import first_wakes, wakes
 

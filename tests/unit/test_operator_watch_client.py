@@ -15,7 +15,10 @@ from aiohttp.test_utils import TestServer
 from memory_cluster import MemoryCluster
 from spottrain_api.contract.names import LABEL_JOB
 from spottrain_operator.kube import watch_client
-from spottrain_operator.kube.client import ClusterError, JobKey, Kind, Manifest
+from spottrain_operator.kube.client import Kind
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.identities import JobKey
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.kube.watch_client import KubernetesWatch
 from spottrain_operator.objects.watched_cluster import WatchedCluster
 

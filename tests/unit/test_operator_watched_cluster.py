@@ -18,14 +18,9 @@ from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import LABEL_JOB, LABEL_JOB_UID
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.kube.cache import Change
-from spottrain_operator.kube.client import (
-    AlreadyExistsError,
-    ClusterError,
-    ConflictError,
-    Kind,
-    Manifest,
-    WatchEvent,
-)
+from spottrain_operator.kube.client import Kind, WatchEvent
+from spottrain_operator.kube.errors import AlreadyExistsError, ClusterError, ConflictError
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.pods import JobRef, build_pod
 from spottrain_operator.objects.watched_cluster import WatchedCluster

@@ -22,7 +22,7 @@ from spottrain_api.history import HistoryPoint
 from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.control_api.server import REFUSALS_BURST
 from spottrain_operator.core.timing import DEFAULT_TIMING
-from spottrain_operator.kube.client import PodIdentity
+from spottrain_operator.kube.identities import PodIdentity
 from spottrain_operator.objects.history import history_point
 
 LARGEST = 1.7976931348623157e308

@@ -22,7 +22,7 @@ from spottrain_api.contract.clocks import rounded_offset
 from spottrain_api.contract.message import Message
 from spottrain_operator.core.model import ReportView
 from spottrain_operator.core.timing import DEFAULT_TIMING
-from spottrain_operator.kube.client import JobKey, PodIdentity
+from spottrain_operator.kube.identities import JobKey, PodIdentity
 from spottrain_runtime.wording import one_line
 
 # Without a word, a connection may have been dead for this long before it is given up.

@@ -20,7 +20,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from spottrain_operator.control_api.certificates import SERVER_RENEWAL, Authorities, KeyPair, issue, rotated
-from spottrain_operator.kube.client import ClusterError, Manifest, SecretClient
+from spottrain_operator.kube.client import SecretClient
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.resources import Manifest
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,10 @@ from typing import Any
 
 import jwt
 
-from spottrain_operator.kube.client import ClusterError, IssuerClient, Manifest, PodIdentity
+from spottrain_operator.kube.client import IssuerClient
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.identities import PodIdentity
+from spottrain_operator.kube.resources import Manifest
 
 logger = logging.getLogger(__name__)
 

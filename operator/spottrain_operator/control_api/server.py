@@ -39,7 +39,9 @@ from spottrain_operator.control_api.tokens import (
     TooManyTokensError,
 )
 from spottrain_operator.core.timing import DEFAULT_TIMING
-from spottrain_operator.kube.client import ClusterError, PodIdentity, TokenReviewer
+from spottrain_operator.kube.client import TokenReviewer
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.identities import PodIdentity
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from weakref import WeakValueDictionary
 from spottrain_api.contract.names import TOKEN_AUDIENCE
 from spottrain_operator.control_api.cluster_keys import KEYS_SECONDS, LEEWAY_SECONDS, ClusterKeys, UndecidedError
 from spottrain_operator.control_api.rate_limit import RateLimit
-from spottrain_operator.kube.client import PodIdentity, TokenReviewer
+from spottrain_operator.kube.client import TokenReviewer
+from spottrain_operator.kube.identities import PodIdentity
 from spottrain_runtime.wording import one_line
 
 # A token that was accepted stays so until it expires, or its pod is gone, but no longer than this. One that the keys

@@ -23,17 +23,18 @@ import yaml
 from pydantic_core import from_json, to_json
 
 from spottrain_api.contract.names import ENV_SERVICEACCOUNT_DIR, SERVICEACCOUNT_DIR
-from spottrain_operator.kube.client import (
+from spottrain_operator.kube.errors import (
     AlreadyExistsError,
     ClusterError,
     ConflictError,
     ExpiredError,
     ForbiddenError,
     InvalidObjectError,
-    Manifest,
+    NotFoundError,
     retry_after,
 )
 from spottrain_operator.kube.json_text import parsed
+from spottrain_operator.kube.resources import Manifest
 
 # The kubelet renews a pod's token long before it expires, so that reading it again this often is enough.
 LOGIN_MINUTES = 10
@@ -199,10 +200,6 @@ class ApiServer:
         if expires is not None and expires <= datetime.now(UTC):
             self._info = self._connect()
         return self._info.as_http_headers()
-
-
-class NotFoundError(ClusterError):
-    """The object doesn't exist."""
 
 
 # A refusal starts like 'pods "gpt-7" is forbidden: exceeded quota …'. The rest is the same for the next pod.

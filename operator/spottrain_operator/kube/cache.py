@@ -15,8 +15,9 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from spottrain_operator.kube.client import Listing, Manifest, WatchEvent
+from spottrain_operator.kube.client import Listing, WatchEvent
 from spottrain_operator.kube.json_text import parsed
+from spottrain_operator.kube.resources import Manifest
 
 Key = tuple[str, str]
 """Namespace and name. The namespace of a node is empty."""

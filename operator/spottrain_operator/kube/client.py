@@ -9,130 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import Protocol
 
-from spottrain_operator.core.model import JobView
-
-Manifest = dict[str, Any]
-
-# The API server asks for a second or so, and a proxy before it may ask for an hour.
-MAX_RETRY_AFTER_SECONDS = 30.0
-
-
-class ClusterError(Exception):
-    """The API server failed or could not be reached. A later attempt may succeed.
-
-    `retry_after` is the number of seconds that the API server asks to wait, if it does.
-    """
-
-    def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of the header Retry-After, if there is one, up to 30.
-
-    The API server sends it with 429, and sometimes with 503.
-    """
-    try:
-        return min(max(0.0, float(headers.get("Retry-After", ""))), MAX_RETRY_AFTER_SECONDS)
-    except ValueError:
-        return None
-
-
-def is_gone(deleted: Manifest) -> bool:
-    """Whether the answer to a deletion says that the object is gone.
-
-    Otherwise it terminates: it has a grace period, or finalizers.
-    """
-    meta = deleted["metadata"]
-    return meta.get("deletionGracePeriodSeconds") == 0 and not meta.get("finalizers")
-
-
-class ConflictError(ClusterError):
-    """The object has changed since it was read, or has a different uid.
-
-    The API server's optimistic lock refused the write.
-    """
-
-
-class AlreadyExistsError(ClusterError):
-    """An object of that name exists already."""
-
-
-class ExpiredError(ClusterError):
-    """The API server no longer knows what has happened since a version. List again."""
-
-
-class RefusedError(ClusterError):
-    """The API server has read the object, and refuses it."""
-
-
-class InvalidObjectError(RefusedError):
-    """The API server refused the object for its content.
-
-    A rule of Kubernetes or an admission webhook forbids it.
-    """
-
-
-class ForbiddenError(RefusedError):
-    """Refused for the state of the cluster.
-
-    Something that the object names is missing, a quota is used up, the namespace's policy forbids it, or a webhook
-    doesn't answer.
-    """
-
-
-class NoPoolError(RefusedError):
-    """The job's pools have no place for a pod.
-
-    The message is a sentence for the user.
-    """
-
-
-class NotAllowedError(RefusedError):
-    """The administrator doesn't allow what the job asks for.
-
-    The message is a sentence for the user.
-    """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class JobKey:
-    """Names one TrainingJob."""
-
-    namespace: str
-    name: str
-
-    @classmethod
-    def of(cls, job: Manifest) -> Self:
-        return cls(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])
-
-    @classmethod
-    def of_view(cls, job: JobView) -> Self:
-        return cls(namespace=job.namespace, name=job.name)
-
-    @classmethod
-    def of_pod(cls, namespace: str, pod: str) -> Self:
-        """The job that a pod is named after ({job}-{sequence}). It need not exist."""
-        return cls(namespace=namespace, name=pod.rpartition("-")[0])
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodIdentity:
-    """The pod that presented a token."""
-
-    namespace: str
-    pod: str
-    uid: str
-
-    @property
-    def job(self) -> JobKey:
-        return JobKey.of_pod(self.namespace, self.pod)
+from spottrain_operator.kube.identities import JobKey, PodIdentity
+from spottrain_operator.kube.resources import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +26,15 @@ class TokenIssuer:
 
     name: str
     keys: Manifest
+
+
+def is_gone(deleted: Manifest) -> bool:
+    """Whether the answer to a deletion says that the object is gone.
+
+    Otherwise it terminates: it has a grace period, or finalizers.
+    """
+    meta = deleted["metadata"]
+    return meta.get("deletionGracePeriodSeconds") == 0 and not meta.get("finalizers")
 
 
 class ClusterClient(Protocol):

@@ -18,14 +18,9 @@ import kopf
 
 from spottrain_api.contract.names import GROUP, PLURAL, VERSION
 from spottrain_operator.kube.api_server import connection_info
-from spottrain_operator.kube.client import (
-    ExpiredError,
-    Kind,
-    Listing,
-    Manifest,
-    WatchClient,
-    WatchEvent,
-)
+from spottrain_operator.kube.client import Kind, Listing, WatchClient, WatchEvent
+from spottrain_operator.kube.errors import ExpiredError
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.kube.watch_client import (
     CONNECT_SECONDS,
     INACTIVITY_SECONDS,

@@ -6,23 +6,29 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
-from urllib.parse import quote
 
 import aiohttp
 
-from spottrain_api.contract.names import GROUP, PLURAL, VERSION
-from spottrain_api.history import HISTORY_PLURAL
-from spottrain_operator.kube.api_server import MERGE_PATCH, ApiServer, NotFoundError
-from spottrain_operator.kube.client import (
-    AlreadyExistsError,
-    ConflictError,
-    InvalidObjectError,
-    JobKey,
-    Manifest,
-    PodIdentity,
-    TokenIssuer,
-)
+from spottrain_operator.kube.api_server import MERGE_PATCH, ApiServer
+from spottrain_operator.kube.client import TokenIssuer
+from spottrain_operator.kube.errors import AlreadyExistsError, ConflictError, InvalidObjectError, NotFoundError
+from spottrain_operator.kube.identities import JobKey, PodIdentity
 from spottrain_operator.kube.limits import DEFAULT_LIMITS, ClientLimits, RequestLimiter, is_urgent
+from spottrain_operator.kube.resources import (
+    DEFINITIONS,
+    EVENTS,
+    HISTORIES,
+    JOBS,
+    LEASES,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    NODES,
+    PODS,
+    SECRETS,
+    TOKEN_REVIEWS,
+    Manifest,
+    Resource,
+)
 
 # A request that waits for a connection has no limit: those before it have.
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=3.0, sock_read=15.0)
@@ -32,33 +38,12 @@ NUM_URGENT_CONNECTIONS = 8
 # Reviews of tokens have connections and a limit of their own, so that a flood of tokens delays no pass.
 NUM_REVIEW_CONNECTIONS = 4
 
-PODS = ("/api/v1", "pods")
-NODES = ("/api/v1", "nodes")
-EVENTS = ("/api/v1", "events")
-SECRETS = ("/api/v1", "secrets")
-NAMESPACES = ("/api/v1", "namespaces")
-JOBS = (f"/apis/{GROUP}/{VERSION}", PLURAL)
-HISTORIES = (f"/apis/{GROUP}/{VERSION}", HISTORY_PLURAL)
-DEFINITIONS = ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions")
-LEASES = ("/apis/coordination.k8s.io/v1", "leases")
-NETWORK_POLICIES = ("/apis/networking.k8s.io/v1", "networkpolicies")
-TOKEN_REVIEWS = ("/apis/authentication.k8s.io/v1", "tokenreviews")
-
 EXTRA_POD_NAME = "authentication.kubernetes.io/pod-name"
 EXTRA_POD_UID = "authentication.kubernetes.io/pod-uid"
 SERVICE_ACCOUNT_PREFIX = "system:serviceaccount:"
 
 
-Resource = tuple[str, str]
-"""A group with its version, as in the path, and a kind in the plural."""
 Send = Callable[..., Awaitable[Manifest]]
-
-
-def path_of(resource: Resource, namespace: str = "", name: str = "") -> str:
-    """The path of an object, or of all objects of a kind, perhaps in a namespace."""
-    group, plural = resource
-    inside = ("namespaces", quote(namespace, safe="")) if namespace else ()
-    return "/".join((group, *inside, plural, *((quote(name, safe=""),) if name else ())))
 
 
 class KubernetesCluster:
@@ -101,30 +86,30 @@ class KubernetesCluster:
         return await self._of_reviews.request(method, path, body=body, timeout=TIMEOUT)
 
     async def get_job(self, key: JobKey) -> Manifest | None:
-        return await _found(self._call("GET", path_of(JOBS, key.namespace, key.name)))
+        return await _found(self._call("GET", JOBS.path(key.namespace, key.name)))
 
     async def list_jobs(self) -> list[Manifest]:
-        answer = await self._call("GET", path_of(JOBS))
+        answer = await self._call("GET", JOBS.path())
         return list(answer["items"])
 
     async def replace_job_status(self, job: Manifest) -> Manifest:
         meta = job["metadata"]
         try:
-            return await self._call("PUT", f"{path_of(JOBS, meta['namespace'], meta['name'])}/status", job)
+            return await self._call("PUT", f"{JOBS.path(meta['namespace'], meta['name'])}/status", job)
         except NotFoundError as error:
             raise ConflictError(str(error)) from error
 
     async def delete_job(self, key: JobKey, *, uid: str) -> None:
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
-        await _gone(self._call("DELETE", path_of(JOBS, key.namespace, key.name), body))
+        await _gone(self._call("DELETE", JOBS.path(key.namespace, key.name), body))
 
     async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]:
         selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
-        answer = await self._call("GET", path_of(PODS, namespace), params={"labelSelector": selector})
+        answer = await self._call("GET", PODS.path(namespace), params={"labelSelector": selector})
         return list(answer["items"])
 
     async def create_pod(self, pod: Manifest) -> Manifest:
-        return await self._call("POST", path_of(PODS, pod["metadata"]["namespace"]), pod)
+        return await self._call("POST", PODS.path(pod["metadata"]["namespace"]), pod)
 
     async def delete_pod(
         self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
@@ -132,7 +117,7 @@ class KubernetesCluster:
         body: Manifest = {"preconditions": {"uid": uid}}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
-        return await _gone(self._call("DELETE", path_of(PODS, namespace, name), body))
+        return await _gone(self._call("DELETE", PODS.path(namespace, name), body))
 
     async def annotate_pod(
         self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
@@ -140,7 +125,7 @@ class KubernetesCluster:
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         try:
             return await _gone(
-                self._call("PATCH", path_of(PODS, namespace, name), body, content_type=MERGE_PATCH),
+                self._call("PATCH", PODS.path(namespace, name), body, content_type=MERGE_PATCH),
             )
         except InvalidObjectError as error:
             if not str(error).startswith("metadata.uid:"):  # it can't change: this is another pod
@@ -149,18 +134,18 @@ class KubernetesCluster:
 
     async def label_pod(self, namespace: str, name: str, *, labels: Mapping[str, str | None]) -> None:
         body = {"metadata": {"labels": dict(labels)}}
-        await _gone(self._send("PATCH", path_of(PODS, namespace, name), body, content_type=MERGE_PATCH))
+        await _gone(self._send("PATCH", PODS.path(namespace, name), body, content_type=MERGE_PATCH))
 
     async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
-        reads = [_found(self._call("GET", path_of(NODES, name=name))) for name in sorted(set(names))]
+        reads = [_found(self._call("GET", NODES.path(name=name))) for name in sorted(set(names))]
         return [node for node in await asyncio.gather(*reads) if node is not None]
 
     async def create_event(self, event: Manifest) -> None:
-        await self._call("POST", path_of(EVENTS, event["metadata"]["namespace"]), event)
+        await self._call("POST", EVENTS.path(event["metadata"]["namespace"]), event)
 
     async def events_about(self, namespace: str, *, uid: str) -> list[Manifest]:
         answer = await self._call(
-            "GET", path_of(EVENTS, namespace), params={"fieldSelector": f"involvedObject.uid={uid}"}
+            "GET", EVENTS.path(namespace), params={"fieldSelector": f"involvedObject.uid={uid}"}
         )
         return sorted(answer["items"], key=_happened_at)
 
@@ -170,7 +155,7 @@ class KubernetesCluster:
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [audience]},
         }
-        answer = await self._review("POST", path_of(TOKEN_REVIEWS), body)
+        answer = await self._review("POST", TOKEN_REVIEWS.path(), body)
         return _pod_identity(answer.get("status", {}), audience)
 
     async def read_issuer(self) -> TokenIssuer:
@@ -179,32 +164,32 @@ class KubernetesCluster:
         return TokenIssuer(name=discovered.get("issuer", ""), keys=keys)
 
     async def read_lease(self, namespace: str, name: str) -> Manifest | None:
-        return await _found(self._send("GET", path_of(LEASES, namespace, name)))
+        return await _found(self._send("GET", LEASES.path(namespace, name)))
 
     async def list_leases(self, name: str) -> list[Manifest]:
-        answer = await self._send("GET", path_of(LEASES), params={"fieldSelector": f"metadata.name={name}"})
+        answer = await self._send("GET", LEASES.path(), params={"fieldSelector": f"metadata.name={name}"})
         return list(answer["items"])
 
     async def write_lease(self, lease: Manifest) -> Manifest:
         return await self._write(LEASES, lease, self._send)
 
     async def read_secret(self, namespace: str, name: str) -> Manifest | None:
-        return await _found(self._send("GET", path_of(SECRETS, namespace, name)))
+        return await _found(self._send("GET", SECRETS.path(namespace, name)))
 
     async def write_secret(self, secret: Manifest) -> Manifest:
         return await self._write(SECRETS, secret, self._send)
 
     async def create_network_policy(self, policy: Manifest) -> None:
-        await self._call("POST", path_of(NETWORK_POLICIES, policy["metadata"]["namespace"]), policy)
+        await self._call("POST", NETWORK_POLICIES.path(policy["metadata"]["namespace"]), policy)
 
     async def get_namespace(self, name: str) -> Manifest | None:
-        return await _found(self._call("GET", path_of(NAMESPACES, name=name)))
+        return await _found(self._call("GET", NAMESPACES.path(name=name)))
 
     async def read_definition(self, name: str) -> Manifest | None:
-        return await _found(self._call("GET", path_of(DEFINITIONS, name=name)))
+        return await _found(self._call("GET", DEFINITIONS.path(name=name)))
 
     async def read_history(self, key: JobKey) -> Manifest | None:
-        return await _found(self._call("GET", path_of(HISTORIES, key.namespace, key.name)))
+        return await _found(self._call("GET", HISTORIES.path(key.namespace, key.name)))
 
     async def write_history(self, history: Manifest) -> Manifest:
         return await self._write(HISTORIES, history, self._call)
@@ -218,8 +203,8 @@ class KubernetesCluster:
         meta = body["metadata"]
         try:
             if "resourceVersion" not in meta:
-                return await send("POST", path_of(resource, meta["namespace"]), body)
-            return await send("PUT", path_of(resource, meta["namespace"], meta["name"]), body)
+                return await send("POST", resource.path(meta["namespace"]), body)
+            return await send("PUT", resource.path(meta["namespace"], meta["name"]), body)
         except (AlreadyExistsError, NotFoundError) as error:
             raise ConflictError(str(error)) from error
 

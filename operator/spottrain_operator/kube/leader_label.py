@@ -10,7 +10,8 @@ import logging
 from collections.abc import Mapping
 
 from spottrain_api.contract.names import LABEL_LEADER
-from spottrain_operator.kube.client import ClusterError, PodLabelClient
+from spottrain_operator.kube.client import PodLabelClient
+from spottrain_operator.kube.errors import ClusterError
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from spottrain_api.contract.names import ANNOTATION_WATCHED
-from spottrain_operator.kube.client import ClusterError, LeaseClient, Manifest
+from spottrain_operator.kube.client import LeaseClient
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.kube.scope import Scope
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,10 @@ from aiohttp.http_exceptions import LineTooLong
 
 from spottrain_api.contract.names import GROUP, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY, PLURAL, VERSION
 from spottrain_operator.kube.api_server import ApiServer, connection_info, refusal
-from spottrain_operator.kube.client import ExpiredError, Kind, Listing, Manifest, WatchEvent
+from spottrain_operator.kube.client import Kind, Listing, WatchEvent
+from spottrain_operator.kube.errors import ExpiredError
 from spottrain_operator.kube.json_text import parsed
+from spottrain_operator.kube.resources import Manifest
 
 PAGE_SIZE = 500
 CONNECT_SECONDS = 5.0

@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import assert_never
 
 from spottrain_operator.core.model import Action, AnnotatePod, CreatePod, DeleteJob, DeletePod, JobView
-from spottrain_operator.kube.client import (
-    AlreadyExistsError,
-    ClusterClient,
-    JobKey,
-    NoPoolError,
-    NotAllowedError,
-)
+from spottrain_operator.kube.client import ClusterClient
+from spottrain_operator.kube.errors import AlreadyExistsError, NoPoolError, NotAllowedError
+from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.placement import DEFAULT_SITE, Site
 from spottrain_operator.objects.pods import JobRef, build_pod

@@ -13,7 +13,9 @@ from datetime import datetime
 from spottrain_api.v1alpha1.status import FINISHED_PHASES
 from spottrain_operator.core.facts.folders import Folder, folder_of
 from spottrain_operator.core.model import JobView, Rival
-from spottrain_operator.kube.client import ClusterClient, JobKey, Manifest
+from spottrain_operator.kube.client import ClusterClient
+from spottrain_operator.kube.identities import JobKey
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.observe import NotUnderstoodError, job_view
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spottrain_api.contract.conditions import WaitingReason
 from spottrain_api.contract.names import TRAINER_CONTAINER
 from spottrain_operator.core.model import FAILED_STARTS
-from spottrain_operator.kube.client import Manifest
+from spottrain_operator.kube.resources import Manifest
 from spottrain_runtime.wording import counted
 
 # What a kubelet says of containers that it has not come to yet.

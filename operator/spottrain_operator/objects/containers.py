@@ -26,7 +26,7 @@ from spottrain_api.contract.names import (
 from spottrain_api.v1alpha1.containers import RUN_DIR, SHM_DIR, TMP_DIR, TOKEN_DIR, Container
 from spottrain_api.v1alpha1.pod_template import PodTemplate
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
-from spottrain_operator.kube.client import Manifest
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.networks import Preset, preset_of
 from spottrain_operator.objects.placement import Site

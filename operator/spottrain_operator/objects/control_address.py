@@ -15,7 +15,7 @@ from spottrain_api.contract.names import (
     FILE_CONTROL_CA,
     FILE_CONTROL_URL,
 )
-from spottrain_operator.kube.client import Manifest
+from spottrain_operator.kube.resources import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,9 @@ import logging
 
 from spottrain_api import crd
 from spottrain_api.contract.names import VERSION
-from spottrain_operator.kube.client import ClusterError, DefinitionClient, Manifest
+from spottrain_operator.kube.client import DefinitionClient
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.resources import Manifest
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,9 @@ from uuid import uuid4
 
 from spottrain_api.contract.names import API_VERSION, KIND
 from spottrain_operator.core.model import Event
-from spottrain_operator.kube.client import ClusterClient, ClusterError, Manifest
+from spottrain_operator.kube.client import ClusterClient
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.resources import Manifest
 from spottrain_runtime.wording import one_line
 
 logger = logging.getLogger(__name__)

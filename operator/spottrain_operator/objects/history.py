@@ -15,7 +15,10 @@ from datetime import datetime
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND, HistoryPoint, thin_out
 from spottrain_api.v1alpha1.status import TrainingJobStatus
-from spottrain_operator.kube.client import ClusterError, HistoryClient, JobKey, Manifest
+from spottrain_operator.kube.client import HistoryClient
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.identities import JobKey
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.observe import owned_by
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, LABEL_MANAGED_BY, MANAGED_BY
-from spottrain_operator.kube.client import AlreadyExistsError, Manifest, NetworkPolicyClient, RefusedError
+from spottrain_operator.kube.client import NetworkPolicyClient
+from spottrain_operator.kube.errors import AlreadyExistsError, RefusedError
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.kube.retry import Retry
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.facts.notices import LOSS_TAINTS
 from spottrain_operator.core.model import KeptAway, PodView
 from spottrain_operator.kube.cache import Index
-from spottrain_operator.kube.client import Manifest
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.observe import node_view
 from spottrain_operator.objects.placement import GPU_TOLERATION, Site, fits, node_affinity, tolerations
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from spottrain_api.v1alpha1.containers import OWN_PREFIX
 from spottrain_api.v1alpha1.pod_template import Network
-from spottrain_operator.kube.client import Manifest
+from spottrain_operator.kube.resources import Manifest
 
 _TCPX = f"{OWN_PREFIX}tcpx"
 _TCPX_SOCKETS = {"name": _TCPX, "mountPath": "/run/tcpx"}

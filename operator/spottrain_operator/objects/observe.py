@@ -30,7 +30,8 @@ from spottrain_api.v1alpha1.free_form import too_large
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.core.model import FAILED_STARTS, PROTECTION, JobView, NodeView, PodView, Refusal
-from spottrain_operator.kube.client import Manifest, NoPoolError, NotAllowedError, RefusedError
+from spottrain_operator.kube.errors import NoPoolError, NotAllowedError, RefusedError
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.container_states import init_container, state_beside, trainer_status
 from spottrain_operator.objects.containers import GPU, unwritten_requests
 from spottrain_runtime.quantity import parse_quantity

@@ -15,8 +15,11 @@ from spottrain_api.contract.conditions import WaitingReason
 from spottrain_operator.core.model import CANNOT_START, PodView
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing, after, seconds_between
 from spottrain_operator.core.words.scheduling import UNSEEN
-from spottrain_operator.kube.client import ClusterClient, ClusterError, JobKey, Manifest
+from spottrain_operator.kube.client import ClusterClient
+from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.kube.limits import is_urgent
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.observe import quoted
 
 logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from spottrain_api.contract.names import (
 from spottrain_api.v1alpha1.pod_template import PodTemplate
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.facts.pools import pool_hash
-from spottrain_operator.kube.client import Manifest
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.containers import beside, needs_tmp, trainer
 from spottrain_operator.objects.control_address import CONTROL_FILES, ControlAddress
 from spottrain_operator.objects.networks import preset_of

@@ -25,7 +25,7 @@ from spottrain_api.contract.names import (
 )
 from spottrain_api.contract.nodes import accepted_taints
 from spottrain_operator.core.model import PROTECTION
-from spottrain_operator.kube.client import Manifest
+from spottrain_operator.kube.resources import Manifest
 
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _POD_ANNOTATIONS = frozenset(

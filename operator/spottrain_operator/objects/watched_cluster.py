@@ -14,18 +14,10 @@ from typing import TypeVar
 
 from spottrain_api.contract.names import LABEL_JOB
 from spottrain_operator.kube.cache import Change, ObjectCache
-from spottrain_operator.kube.client import (
-    AlreadyExistsError,
-    ClusterClient,
-    ClusterError,
-    ExpiredError,
-    JobKey,
-    Kind,
-    Manifest,
-    RefusedError,
-    WatchClient,
-    is_gone,
-)
+from spottrain_operator.kube.client import ClusterClient, Kind, WatchClient, is_gone
+from spottrain_operator.kube.errors import AlreadyExistsError, ClusterError, ExpiredError, RefusedError
+from spottrain_operator.kube.identities import JobKey
+from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.kept_away import TAINTED, node_indices
 from spottrain_operator.objects.observe import sequence_of
 from spottrain_operator.objects.trimmed import pod_indices, trimmed_job, trimmed_node, trimmed_pod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from spottrain_api.v1alpha1.status import Condition, GenerationStatus, TrainingJobStatus
-from spottrain_operator.kube.client import Manifest
+from spottrain_operator.kube.resources import Manifest
 
 
 def as_written(status: TrainingJobStatus, before: TrainingJobStatus, found: Manifest) -> Manifest:
