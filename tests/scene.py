@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from simulation.parts import spec_of
 from spottrain_api.contract.assignments import AgentPhase, AgentReport, CapacityType
 from spottrain_api.contract.notices import Notice
 from spottrain_api.contract.reports import CommitRef, Failure, FailureReason, Progress, TrainerPhase
@@ -26,6 +25,7 @@ from spottrain_operator.core.model import (
 )
 from spottrain_operator.core.plan import plan
 from spottrain_operator.core.timing import DEFAULT_TIMING
+from world.jobs import spec_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = START + timedelta(seconds=100)

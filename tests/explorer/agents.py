@@ -11,7 +11,6 @@ from explorer.ranks import TOTAL_STEPS
 from explorer.store import Committed
 from explorer.training import STEP_SECONDS
 from explorer.world import Agent, Keyed, Pod, RankAt, Run, World
-from simulation.parts import at
 from spottrain_agent import agent_state
 from spottrain_agent.agent_state import AgentState, Command, Event, transition
 from spottrain_agent.records import WorkerStarted
@@ -21,6 +20,7 @@ from spottrain_api.contract.notices import Notice, NoticeKind
 from spottrain_api.contract.reports import Failure, FailureReason, Outcome, OutcomeKind, Progress, TrainerPhase
 from spottrain_operator.control_api.agents import is_overtaken
 from spottrain_operator.core.model import ReportView
+from world.clock import at
 
 Moves = Iterator[tuple[str, World]]
 STARTED = WorkerStarted(pid=1, started_at=at(0), expects_session=True)

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from explorer.store import Committed
 from explorer.world import Keyed, Node, Operator, Pod, World
-from simulation.invariants import problems_of
-from simulation.parts import NOT_READY_AFTER, at, spec_of
 from spottrain_api.contract.assignments import Assignment, CapacityType
 from spottrain_api.contract.causes import Cause
 from spottrain_api.contract.conditions import ConditionType
@@ -33,6 +31,9 @@ from spottrain_operator.core.model import (
     ReportView,
 )
 from spottrain_operator.core.plan import plan
+from world.clock import NOT_READY_AFTER, at
+from world.invariants import problems_of
+from world.jobs import spec_of
 
 
 def _spec(max_prewarmed: int) -> TrainingJobSpec:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from simulation.invariants import problems_of
-from simulation.parts import NOT_READY_AFTER, Node, Pod, Ranks, Training, at
-from simulation.trainings import Trainings
-from spottrain_api.contract.assignments import AgentPhase, AgentReport, Assignment, AssignmentAction, CapacityType
-from spottrain_api.contract.notices import Notice, NoticeKind
+from simulation.cluster import Node, Pod
+from spottrain_api.contract.assignments import AgentReport, CapacityType
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_api.v1alpha1.status import FINISHED_PHASES, TrainingJobStatus
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.facts.pools import pool_hash
 from spottrain_operator.core.model import AnnotatePod, CreatePod, DeletePod, JobView, Observed, ReportView
 from spottrain_operator.core.plan import plan
+from world.agents import Agent
+from world.clock import NOT_READY_AFTER, at
+from world.invariants import problems_of
+from world.notices import preemption, recommendation
+from world.ranks import Training
 
 TICK = 0.25
 
@@ -49,7 +51,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.trainings = Trainings(total_steps=self.total_steps)
+        self.training = Training(total_steps=self.total_steps, peers_hang=self.peers_hang)
         self.job = JobView(
             namespace="default",
             name="job",
@@ -85,30 +87,13 @@ class World:
         """
         if not node.alive or node.notice is not None:
             return
-        node.notice = Notice(
-            id=f"{node.name}-{self.time}",
-            node=node.name,
-            source="ec2",
-            deadline=at(self.time + lead),
-            observed_at=self.now,
-        )
+        node.notice = preemption(node.name, deadline=at(self.time + lead), observed_at=self.now)
         node.notice_seen_at = self.time + self.rng.uniform(0.0, 1.0)
         node.kill_at = self.time + lead
 
     def hint(self, node: Node, *, stands: bool = True) -> None:
         """Recommend to leave a node, or take that back. Nothing happens to the node."""
-        node.hint = (
-            Notice(
-                id=f"rebalance-{node.name}",
-                node=node.name,
-                kind=NoticeKind.REBALANCE,
-                source="ec2",
-                deadline=at(self.time + 600),
-                observed_at=self.now,
-            )
-            if stands
-            else None
-        )
+        node.hint = recommendation(node.name, self.now) if stands else None
 
     def cancel(self, node: Node) -> None:
         if node.alive and node.notice is not None:
@@ -117,11 +102,9 @@ class World:
 
     def kill(self, node: Node) -> None:
         """The node is gone with all on it. Kubernetes notices later."""
-        node.alive = False
         node.died_at = self.time
-        for pod in self.pods.values():
-            if pod.node == node.name:
-                pod.dead, pod.ranks = True, None
+        for pod in self._pods_on(node):
+            self._end_agent(pod)
 
     def revive(self, node: Node) -> None:
         """Start a machine of the same name.
@@ -129,13 +112,14 @@ class World:
         The node object still has what the old machine left. The pods that were on it are found dead.
         """
         if not node.alive and node.name in self.nodes:
-            node.alive, node.died_at, node.kill_at = True, None, None
-            for pod in self.pods.values():
-                pod.failed = pod.failed or pod.node == node.name
+            node.died_at, node.kill_at = None, None
+            for pod in self._pods_on(node):
+                pod.exit_code = 137 if pod.exit_code is None else pod.exit_code
 
     def restart_agent(self, pod: Pod) -> None:
-        if not pod.dead and pod.agent_since is not None:
-            pod.ranks, pod.assignment, pod.agent_since = None, None, self.time + 1.0
+        if pod.agent is not None:
+            self._end_agent(pod)
+            pod.agent_since, pod.assignment = None, None
 
     def edit(self, **changes: object) -> None:
         """A user's `kubectl apply`; the template changes if `image` does."""
@@ -156,10 +140,8 @@ class World:
         """
         status, taken = self.backup
         self._replace_job(status=status)
-        self.pods = {uid: pod for uid, pod in self.pods.items() if pod.created <= taken}
-        # A generation that starts again under the number of one that is gone meets at another address.
-        running = {pod.ranks.generation for pod in self.pods.values() if pod.ranks is not None}
-        self.trainings.of = {number: each for number, each in self.trainings.of.items() if number in running}
+        for pod in [pod for pod in self.pods.values() if pod.created > taken]:
+            self._remove(pod)
         self.stop_operator(2.0)
 
     def stop_operator(self, seconds: float) -> None:
@@ -188,7 +170,7 @@ class World:
         self._move_nodes()
         self._move_pods()
         self._move_agents()
-        self.trainings.move(self.time, [*self.pods.values()])
+        self.training.advance(self.now)
         if not self.operator_up and self.operator_back_at is not None and self.time >= self.operator_back_at:
             self.operator_up, self.operator_started, self.next_pass = True, self.time, self.time
         if self.operator_up:
@@ -202,95 +184,83 @@ class World:
                 self.kill(node)
             if node.died_at is not None and self.time >= node.died_at + NOT_READY_AFTER + 20:
                 del self.nodes[node.name]
-                for pod in [p for p in self.pods.values() if p.node == node.name]:
-                    del self.pods[pod.uid]
+                for pod in self._pods_on(node):
+                    self._remove(pod)
+
+    def _pods_on(self, node: Node) -> list[Pod]:
+        return [pod for pod in self.pods.values() if pod.node == node.name]
+
+    def _remove(self, pod: Pod) -> None:
+        self._end_agent(pod)
+        del self.pods[pod.uid]
+
+    def _end_agent(self, pod: Pod) -> None:
+        if pod.agent is not None:
+            self.training.lose(pod.agent)
+            pod.agent = None
 
     def _move_pods(self) -> None:
         for pod in list(self.pods.values()):
-            if pod.delete_at is not None and (pod.failed or not pod.dead) and self.time >= pod.delete_at:
-                pod.dead, pod.ranks = True, None
-                del self.pods[pod.uid]
-            elif pod.node is None:
+            node = self.nodes.get(pod.node or "")
+            if node is None:
                 self._schedule(pod)
-            elif pod.scheduled is not None and pod.agent_since is None and self.time >= pod.scheduled + 1.5:
-                pod.agent_since = self.time
+            elif node.alive and pod.delete_at is not None and self.time >= pod.delete_at:
+                self._remove(pod)
+            elif node.alive and pod.scheduled is not None and pod.agent_since is None:
+                self._start_agent(pod, node, pod.scheduled)
+
+    def _start_agent(self, pod: Pod, node: Node, scheduled: float) -> None:
+        if self.time >= scheduled + 1.5:
+            pod.agent, pod.agent_since = Agent(pod.view_name, pod.uid, node.name, self.training), self.time
 
     def _schedule(self, pod: Pod) -> None:
         taken = {p.node for p in self.pods.values()}
         for node in self.nodes.values():
-            tainted = node.notice is not None and not node.notice.cancelled and self.time >= node.notice_seen_at
             suits = (node.capacity_type, node.pool) == (pod.capacity_type, pod.pool)
             fits = node.alive and suits and node.name not in taken
-            if fits and not (tainted and self.taints) and self.time >= pod.created + 0.5:
+            if fits and not (self.taints and node.tainted(self.time)) and self.time >= pod.created + 0.5:
                 pod.node, pod.scheduled, pod.unschedulable_since = node.name, self.time, None
                 return
         if pod.unschedulable_since is None and self.time >= pod.created + 0.5:
             pod.unschedulable_since = self.time
 
     def _move_agents(self) -> None:
-        for pod in self.pods.values():
-            if pod.dead or pod.agent_since is None or self.time < pod.agent_since:
+        for pod in list(self.pods.values()):
+            if pod.agent is None:
                 continue
-            self._hear_notice(pod)
-            if self.operator_up and self.time >= pod.next_poll:
-                pod.next_poll = self.time + self.rng.choice([0.0, 0.25, 0.5])
-                told = assignment_for(self.job, pod.uid)
-                if pod.assignment is None or told.revision != pod.assignment.revision:
-                    pod.assignment = told
-                    self._obey(pod, told)
-            if self.time >= pod.next_report:
-                self._send(pod)
+            self._tell(pod, pod.agent)
+            if pod.agent.has_news or self.time >= pod.next_report:
+                self._send(pod, pod.agent)
+            if pod.agent.has_left:
+                self._exit(pod, pod.agent)
 
-    def _hear_notice(self, pod: Pod) -> None:
-        node = self.nodes.get(pod.node or "")
-        ranks = pod.ranks
-        if ranks is None or ranks.phase not in (AgentPhase.STARTING, AgentPhase.RUNNING):
-            return
-        noticed = node is not None and node.announced
-        if noticed or pod.delete_at is not None:
-            ranks.drain = True
+    def _tell(self, pod: Pod, agent: Agent) -> None:
+        """What the agent hears from the node, the kubelet and the operator."""
+        agent.hear(self.nodes[agent.node].notices, self.now)
+        if pod.delete_at is not None and agent.state.sigterm is None:
+            agent.terminate(at(pod.delete_at), self.now)
+        if self.operator_up and self.time >= pod.next_poll:
+            pod.next_poll = self.time + self.rng.choice([0.0, 0.25, 0.5])
+            assigned = assignment_for(self.job, pod.uid)
+            if pod.assignment is None or assigned.revision != pod.assignment.revision:
+                pod.assignment = assigned
+                agent.receive(assigned)
 
-    def _obey(self, pod: Pod, told: Assignment) -> None:
-        ranks, generation = pod.ranks, told.generation
-        number = generation.number if generation is not None else 0
-        busy = ranks is not None and ranks.phase in (AgentPhase.STARTING, AgentPhase.RUNNING)
-        if told.action is AssignmentAction.RUN and generation is not None:
-            if ranks is None or ranks.generation < number:
-                pod.ranks = Ranks(generation=number)
-                self.trainings.of.setdefault(number, Training(world=generation.num_nodes))
-        elif told.action is AssignmentAction.DRAIN and ranks is not None and busy and ranks.generation == number:
-            ranks.drain = True
-        elif told.action is AssignmentAction.STOP and ranks is not None and busy and ranks.generation <= number:
-            ranks.phase = AgentPhase.STOPPED
-        elif told.action is AssignmentAction.EXIT:
-            pod.ranks = None
-        pod.next_report = self.time
-
-    def _send(self, pod: Pod) -> None:
+    def _send(self, pod: Pod, agent: Agent) -> None:
         pod.next_report = self.time + 1.0
+        is_warm = pod.agent_since is not None and self.time >= pod.agent_since + 1.0
+        report = agent.report(self.now, warm=is_warm, port=20000 + pod.sequence, replica_port=9000)
         if not self.operator_up or self.rng.random() < self.report_loss:
             return
-        ranks = pod.ranks
-        training = self.trainings.of.get(ranks.generation) if ranks is not None else None
-        node = self.nodes.get(pod.node or "")
-        report = AgentReport(
-            pod=pod.view_name,
-            pod_uid=pod.uid,
-            generation=ranks.generation if ranks is not None else 0,
-            phase=ranks.phase if ranks is not None else AgentPhase.IDLE,
-            warm=pod.agent_since is not None and self.time >= pod.agent_since + 1.0,
-            rendezvous_port=20000 + pod.sequence,
-            progress=training.progress(ranks, self.time, self.total_steps) if training is not None else None,
-            step_age_seconds=training.step_age(self.time) if training is not None else None,
-            commit=ranks.commit if ranks is not None else None,
-            failure=ranks.failure if ranks is not None else None,
-            notices=(node.notice,) if node is not None and node.notice is not None and node.announced else (),
-            replica_port=9000,
-            sent_at=self.now,
-        )
         self.inbox.append((self.time + self.rng.choice([0.0, 0.0, 0.25, 0.5]), report))
         if self.rng.random() < self.report_loss:
             self.inbox.append((self.time + 0.5, report))
+
+    def _exit(self, pod: Pod, agent: Agent) -> None:
+        self._end_agent(pod)
+        pod.exit_code = int(agent.state.failure is not None and agent.state.sigterm is None)
+        if pod.delete_at is not None:
+            self._remove(pod)
 
     # --- the operator ------------------------------------------------------------------------------------
 
@@ -378,8 +348,7 @@ class World:
             self.gone = True
 
     def _replace_job(self, **changes: object) -> None:
-        fields = {name: getattr(self.job, name) for name in JobView.__dataclass_fields__}
-        self.job = JobView(**(fields | changes))
+        self.job = replace(self.job, **changes)  # type: ignore[arg-type]
 
     def _check_idempotence(self) -> None:
         again = plan(self.observe(), self.now)

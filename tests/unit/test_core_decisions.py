@@ -25,7 +25,6 @@ from scene import (
     training_job,
     waiting_job,
 )
-from simulation.parts import spec_of
 from spottrain_api.contract.assignments import AgentPhase, AssignmentAction
 from spottrain_api.contract.notices import NoticeKind
 from spottrain_api.contract.reports import TrainerPhase
@@ -35,6 +34,7 @@ from spottrain_operator.core.model import (
     CreatePod,
     DeletePod,
 )
+from world.jobs import spec_of
 
 
 def test_a_job_that_is_being_deleted_stops_and_holds_no_pods() -> None:
@@ -360,6 +360,17 @@ def test_growth(change: Change, reason: str | None) -> None:
     assert decided.reason == reason
     said = [event.message for event in plan.events if event.reason == "Grow"]
     assert said == ([f"Generation {decided.number} drains: job-4 can join"] if reason else [])
+
+
+@pytest.mark.parametrize(("max_nodes", "num_waiting"), [(4, 1), (3, 0)])
+def test_a_pod_that_is_deleted_waits_for_no_place(max_nodes: int, num_waiting: int) -> None:
+    scene = training_job()
+    generation = scene.observed.job.status.generation
+    assert generation is not None
+    smaller = scene.generation(members=generation.members[:3]).spec(nodes={"min": 2, "max": max_nodes})
+    plan = smaller.says(4, generation=0, phase=AgentPhase.IDLE, progress=None).plan()
+    assert sum(isinstance(action, DeletePod) for action in plan.actions) == 1 - num_waiting
+    assert plan.status.members.waiting == num_waiting
 
 
 ASSIGNMENTS: list[Any] = [

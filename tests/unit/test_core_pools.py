@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from scene import NOW, Scene, at, pod, training_job, waiting_job
-from simulation.parts import spec_of
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_operator.core.facts.pools import pool_hash
 from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway, PodView, Refusal
@@ -19,6 +18,7 @@ from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.observe import pod_view
 from spottrain_operator.objects.pods import JobRef, build_pod
 from spottrain_operator.objects.trimmed import trimmed_pod
+from world.jobs import spec_of
 
 LABELS = {"team": "a"}
 FAST: dict[str, Any] = {"name": "fast", "capacityType": "spot", "provider": "custom", "nodeSelector": LABELS}

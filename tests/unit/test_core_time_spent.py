@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from scene import NOW, START, at, failed, starting_job, training, training_job
-from simulation.invariants import parts_of
-from simulation.parts import spec_of
 from simulation.world import World
 from spottrain_api.contract.assignments import AgentPhase, CapacityType
 from spottrain_api.contract.reports import FailureReason, Progress, TrainerPhase
 from spottrain_api.v1alpha1.status import Phase, ProgressStatus, TimeStatus, TrainingJobStatus, Transition
+from world.invariants import parts_of
+from world.jobs import spec_of
 
 
 def times(status: TrainingJobStatus) -> dict[str, float]:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from scene import notice, pod
-from simulation.parts import spec_of
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import ANNOTATION_NOTICE, TAINT_PREEMPTION
 from spottrain_api.contract.nodes import GKE_SPOT
@@ -16,6 +15,7 @@ from spottrain_operator.core.model import KeptAway
 from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.kept_away import kept_away, node_indices
 from spottrain_operator.objects.placement import Site
+from world.jobs import spec_of
 
 SPOT = {GKE_SPOT: "true"}
 NOTICE = notice(3).model_dump_json(by_alias=True)

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from simulation.parts import Node, spec_of
+from simulation.cluster import Node
 from simulation.world import World
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.reports import CommitRef
 from spottrain_api.v1alpha1.status import Phase
+from world.jobs import spec_of
 
 pytestmark = pytest.mark.no_cover
 
@@ -84,7 +85,7 @@ def restart_an_agent(world: World, rng: random.Random) -> None:
 
 def break_the_script(world: World) -> None:
     generation = world.status.generation
-    world.trainings.fail_next_step = generation.number if generation is not None else None
+    world.training.fail_next_step = generation.number if generation is not None else None
 
 
 DISTURBANCES: dict[str, Callable[[World, random.Random, list[Node]], object]] = {
@@ -105,15 +106,19 @@ PREEMPTIONS = ["notice", "short-notice", "kill", "capacity", "cancel", "operator
 EVERYTHING = [*PREEMPTIONS, "agent", "script"]
 
 
+def holds_nothing(world: World) -> bool:
+    """A pod that has ended, or was found dead on a node that came back, stays for its log."""
+    return all(pod.exit_code is not None for pod in world.pods.values())
+
+
 def assert_ended_well(world: World) -> None:
     status = world.status
     assert not world.problems, world.story()
     assert status.phase is Phase.SUCCEEDED, f"{status.phase} {status.message}\n{world.story()}"
     world.run(120)
-    # A pod that was found dead on a node that came back stays for its log.
-    assert all(pod.failed for pod in world.pods.values()), f"{world.pods}\n{world.story()}"
-    assert world.trainings.head is not None
-    assert world.trainings.head.step == world.total_steps
+    assert holds_nothing(world), f"{world.pods}\n{world.story()}"
+    assert world.training.head is not None
+    assert world.training.head.step == world.total_steps
     assert all(t.seconds_without_step is not None for t in status.transitions), world.story()
     assert sum(t.steps_redone or 0 for t in status.transitions) == status.steps_redone
 
@@ -337,7 +342,7 @@ def test_a_script_that_always_fails_is_not_tried_for_ever() -> None:
     assert world.status.phase is Phase.FAILED
     assert "ValueError: x" in world.status.message
     world.run(30)
-    assert not world.pods
+    assert holds_nothing(world)
     assert world.status.failures <= 4
 
 
@@ -345,7 +350,7 @@ def test_a_hang_is_stopped_and_resumed() -> None:
     world = world_of(9)
     world.edit(runPolicy={"hangTimeoutSeconds": 20})
     world.run(40)
-    world.trainings.hang.add(1)
+    world.training.hanging.add(1)
     world.run(40)
     assert world.status.failures == 1, world.story()
     assert [t.reason for t in world.status.transitions] == ["Hang"]
@@ -355,7 +360,7 @@ def test_a_hang_is_stopped_and_resumed() -> None:
 
 def test_a_commit_that_an_earlier_job_left_is_not_fenced_out() -> None:
     world = world_of(10)
-    world.trainings.head = CommitRef(generation=7, step=100, manifest="old", committed_at=world.now)
+    world.training.head = CommitRef(generation=7, step=100, manifest="old", committed_at=world.now)
     world.run_until_finished(300)
     assert_ended_well(world)
 
@@ -374,20 +379,24 @@ def test_a_status_that_goes_back_costs_no_commit(seed: int, moments: tuple[float
     world.back_up()
     disturb_until(world, rng, backed_up + age)
     assume(world.status.phase is not Phase.SUCCEEDED)  # the world's pods outlive the end of their agents
-    newest, head = max(world.trainings.of, default=0), world.trainings.head
+    newest, head = max(numbers_of(world), default=0), world.training.head
     world.restore_backup()
-    known = any(pod.ranks is not None and pod.ranks.generation == newest for pod in world.pods.values())
+    known = any(pod.agent is not None and pod.agent.state.generation == newest for pod in world.pods.values())
     world.run_until_finished(1500)
     assert_ended_well(world)
     # If no pod knows of the newest generation, the fence of its commits tells, which counts.
     assert world.status.failures <= (not known), world.story()
-    later = [number for number in world.trainings.of if number > newest]
-    assert world.trainings.head is not None
-    assert world.trainings.head.generation in (newest, *later), world.story()
+    later = [number for number in numbers_of(world) if number > newest]
+    assert world.training.head is not None
+    assert world.training.head.generation in (newest, *later), world.story()
     assert head is None or (head.generation, head.step) <= (
-        world.trainings.head.generation,
-        world.trainings.head.step,
+        world.training.head.generation,
+        world.training.head.step,
     )
+
+
+def numbers_of(world: World) -> list[int]:
+    return [ranks.number for ranks in world.training.of.values()]
 
 
 def disturb_until(world: World, rng: random.Random, moment: float) -> None:

@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from memory_storage import MemoryStorage
-from simulation.parts import spec_of
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound, StorageDenied, StorageUnavailable
 from spottrain.checkpoint.peers import replica_client
@@ -35,6 +34,7 @@ from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.facts.replicas import newest_replicated_step
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import JobView, NodeView, Observed, PodView, ReportView
+from world.jobs import spec_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TOKEN = "secret"

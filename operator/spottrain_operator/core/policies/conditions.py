@@ -69,12 +69,12 @@ def describe_finished(situation: Situation, draft: Draft) -> Draft:
 
 
 def count_members(situation: Situation, draft: Draft) -> Draft:
-    """Count the running generation's members by type, and the other pods that are up."""
+    """Count the running generation's members by type, and the other pods that are up and stay."""
     running = draft.running
     members = running.members if running is not None else ()
-    uids = {m.pod_uid for m in members}
+    others = situation.pods.keys() - {m.pod_uid for m in members} - draft.leaving
     num_spot = sum(m.capacity_type is CapacityType.SPOT for m in members)
-    waiting = 0 if draft.finished else sum(f.candidate for uid, f in situation.pods.items() if uid not in uids)
+    waiting = 0 if draft.finished else sum(situation.pods[uid].candidate for uid in others)
     world_size = running.world_size if running is not None else 0
     counts = Counts(world_size=world_size, on_demand=len(members) - num_spot, spot=num_spot, waiting=waiting)
     return draft if counts == draft.status.members else draft.update(members=counts)

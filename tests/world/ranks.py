@@ -1,0 +1,257 @@
+"""The ranks of a job: they meet, make steps, commit and end.
+
+They only count. `explorer` runs the real step loop and the real commit protocol instead, for some steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from spottrain_agent.agent_state import AgentState, DrainSeen, Event, GenerationEnded, ProcessesGone, RanksStarted
+from spottrain_api.contract.assignments import AgentPhase, GenerationAssignment
+from spottrain_api.contract.reports import CommitRef, Failure, FailureReason, Progress, TrainerPhase
+
+NOW, NEVER = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+LOST_PEER = Failure(reason=FailureReason.LOST_PEER, message="a peer left")
+SCRIPT_ERROR = Failure(reason=FailureReason.SCRIPT_ERROR, message="ValueError: x")
+
+
+class Member(Protocol):
+    """What ranks need of their agent."""
+
+    state: AgentState
+
+    def dispatch(self, event: Event) -> None: ...
+
+    def report_soon(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long things take, in seconds.
+
+    Attributes:
+        start: From the rendezvous to the first step.
+        step: A step.
+        save: The save at the end of a drain.
+        commit_every: Steps from commit to commit.
+        wait: Of each step, for data.
+        stall: Of each step, for saves.
+    """
+
+    start: float = 3.0
+    step: float = 0.5
+    save: float = 0.75
+    commit_every: int = 20
+    wait: float = 0.125
+    stall: float = 0.0625
+
+
+@dataclass(eq=False, kw_only=True)
+class Ranks:
+    """The ranks of one generation, which share all that they do.
+
+    Attributes:
+        number: Of the generation.
+        num_members: How many agents have to come.
+        members: The agents whose ranks run.
+        joined_at: When all had come.
+        due: When they do something next, if nothing happens to them.
+        drain_seen_at: When they saw that one of them drains. They save and end then.
+    """
+
+    number: int
+    num_members: int
+    members: list[Member] = field(default_factory=list)
+    due: datetime = NOW
+    phase: TrainerPhase = TrainerPhase.STARTING
+    joined_at: datetime | None = None
+    start_step: int = 0
+    step: int = 0
+    first_step_at: datetime | None = None
+    last_step_at: datetime | None = None
+    drain_seen_at: datetime | None = None
+    commit: CommitRef | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.members) == self.num_members
+
+    def step_age(self, now: datetime) -> float:
+        """Seconds since the last step, or since the ranks joined."""
+        since = self.last_step_at or self.joined_at or now
+        return (now - since).total_seconds()
+
+
+@dataclass(kw_only=True)
+class Training:
+    """The ranks of all generations of a job, and the checkpoints that they share.
+
+    Attributes:
+        total_steps: After this step, the script ends.
+        of: The ranks of each generation, by the id of their rendezvous.
+        head: The newest commit.
+        fence: The newest generation that has resumed.
+        num_steps: Number of steps made, repeated ones included.
+        fail_next_step: The generation in which a rank raises on its next step.
+        hanging: Generations that make no step, and don't notice a lost peer.
+        peers_hang: No generation notices a lost peer, as with NCCL.
+        due: When ranks do something next.
+    """
+
+    total_steps: int
+    pace: Pace = Pace()
+    of: dict[str, Ranks] = field(default_factory=dict)
+    head: CommitRef | None = None
+    fence: int = 0
+    num_steps: int = 0
+    fail_next_step: int | None = None
+    hanging: set[int] = field(default_factory=set)
+    peers_hang: bool = False
+    due: datetime = NEVER
+
+    @property
+    def newest(self) -> Ranks | None:
+        return max(self.of.values(), key=lambda ranks: ranks.number, default=None)
+
+    # --- what happens to the ranks ------------------------------------------------------------------------
+
+    def start(self, member: Member, assignment: GenerationAssignment) -> Ranks:
+        """An agent starts its ranks. They wait for the others."""
+        new = Ranks(number=assignment.number, num_members=assignment.num_nodes)
+        ranks = self.of.setdefault(assignment.rendezvous_id, new)
+        ranks.members.append(member)
+        self.wake()
+        return ranks
+
+    def lose(self, member: Member) -> None:
+        """An agent and its ranks are gone."""
+        for ranks in self.of.values():
+            if member in ranks.members:
+                ranks.members.remove(member)
+        self.wake()
+
+    def wake(self) -> None:
+        """Something has happened to some of the agents."""
+        self.due = NOW
+
+    def finish(self) -> None:
+        """Let the script end at its next step."""
+        if self.newest is not None:
+            self.total_steps = self.newest.step
+
+    def advance(self, now: datetime) -> None:
+        """Let time pass up to now."""
+        if now < self.due:
+            return
+        self.due = NEVER
+        for ranks in list(self.of.values()):
+            self._clear(ranks)
+            self._advance(ranks, now)
+            if ranks.is_complete:
+                self.due = min(self.due, ranks.due)
+
+    # --- what they do -------------------------------------------------------------------------------------
+
+    def _clear(self, ranks: Ranks) -> None:
+        """Processes that were killed or have ended are gone."""
+        for member in list(ranks.members):
+            if not member.state.is_active or member.state.generation != ranks.number:
+                ranks.members.remove(member)
+                member.dispatch(ProcessesGone(generation=ranks.number))
+
+    def _advance(self, ranks: Ranks, now: datetime) -> None:
+        hangs = ranks.number in self.hanging
+        if ranks.joined_at is None:
+            if ranks.is_complete:
+                self._join(ranks, now)
+        elif ranks.is_complete:
+            if now >= ranks.due and not hangs:
+                self._train(ranks, now)
+        elif not hangs and not self.peers_hang:
+            self._end(ranks, AgentPhase.FAILED, LOST_PEER)
+
+    def _join(self, ranks: Ranks, now: datetime) -> None:
+        if ranks.number < self.fence:
+            fenced = LOST_PEER.model_copy(update={"message": "fenced", "fence": self.fence})
+            return self._end(ranks, AgentPhase.FAILED, fenced)
+        self.fence = ranks.number
+        ranks.joined_at, ranks.due = now, now + timedelta(seconds=self.pace.start)
+        ranks.commit = self.head
+        ranks.step = ranks.start_step = self.head.step if self.head is not None else 0
+        for member in ranks.members:
+            member.dispatch(RanksStarted(generation=ranks.number))
+
+    def _train(self, ranks: Ranks, now: datetime) -> None:
+        if ranks.drain_seen_at is not None:
+            self._commit(ranks, now)
+            self._end(ranks, AgentPhase.DRAINED)
+        elif self.fail_next_step == ranks.number:
+            self.fail_next_step = None
+            self._end(ranks, AgentPhase.FAILED, SCRIPT_ERROR, num=1)
+        elif ranks.step >= self.total_steps:
+            self._commit(ranks, now)
+            ranks.phase = TrainerPhase.DONE
+            self._end(ranks, AgentPhase.SUCCEEDED)
+        else:
+            self._step(ranks, now)
+
+    def _step(self, ranks: Ranks, now: datetime) -> None:
+        self.num_steps += 1
+        ranks.step += 1
+        ranks.last_step_at, ranks.due = now, now + timedelta(seconds=self.pace.step)
+        if any(member.state.drain is not None for member in ranks.members):
+            ranks.drain_seen_at, ranks.due = now, now + timedelta(seconds=self.pace.save)
+            for member in ranks.members:
+                member.dispatch(DrainSeen(generation=ranks.number))
+        elif ranks.step % self.pace.commit_every == 0:
+            self._commit(ranks, now)
+        if ranks.first_step_at is None:
+            ranks.first_step_at, ranks.phase = now, TrainerPhase.TRAINING
+            self._report_soon(ranks)
+
+    def _commit(self, ranks: Ranks, now: datetime) -> None:
+        if ranks.number < self.fence:
+            return  # HEAD names a newer generation
+        self.head = ranks.commit = CommitRef(
+            generation=ranks.number, step=ranks.step, manifest=f"g{ranks.number}-s{ranks.step}", committed_at=now
+        )
+        self._report_soon(ranks)
+
+    def _report_soon(self, ranks: Ranks) -> None:
+        for member in ranks.members:
+            member.report_soon()
+
+    def _end(
+        self, ranks: Ranks, phase: AgentPhase, failure: Failure | None = None, *, num: int | None = None
+    ) -> None:
+        commit = ranks.commit if failure is None else None
+        end = GenerationEnded(generation=ranks.number, phase=phase, commit=commit, failure=failure)
+        for member in ranks.members[:num]:
+            member.dispatch(end)
+        self.wake()
+
+    # --- what they report ---------------------------------------------------------------------------------
+
+    def progress(self, ranks: Ranks, now: datetime) -> Progress | None:
+        """What the ranks report to their agents."""
+        if ranks.joined_at is None:
+            return None
+        num_later_steps = max(0, ranks.step - ranks.start_step - 1)
+        return Progress(
+            generation=ranks.number,
+            phase=ranks.phase,
+            step=ranks.step if ranks.first_step_at is not None else 0,
+            start_step=ranks.start_step,
+            total_steps=self.total_steps,
+            step_seconds=self.pace.step,
+            waited_seconds=self.pace.wait * num_later_steps,
+            stalled_seconds=self.pace.stall * num_later_steps,
+            first_step_at=ranks.first_step_at,
+            last_step_at=ranks.last_step_at,
+            drain_seen_at=ranks.drain_seen_at,
+            updated_at=now,
+            commit=ranks.commit,
+        )
