@@ -136,8 +136,8 @@ def load_times(
     seen: dict[str, list[float]] = {"replicas": [], "store": []}
     for _ in range(3):
         for name, load in (
-            ("replicas", lambda: store.load_replica(dict(state), replicas, found)),
-            ("store", lambda: store.load(dict(state), commit)),
+            ("replicas", lambda: store.load_replica(lambda _: dict(state), replicas, found)),
+            ("store", lambda: store.load(lambda _: dict(state), commit)),
         ):
             dist.barrier()
             started = time.perf_counter()

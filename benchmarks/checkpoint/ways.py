@@ -202,7 +202,7 @@ class Spottrain:
     def load(self, state: State, number: int) -> None:
         newest = self._checkpointer.latest()
         assert newest is not None
-        self._checkpointer.load(dict(state), newest, frozen=self._frozen(state))
+        self._checkpointer.load(lambda _: dict(state), newest, frozen=self._frozen(state))
 
     def _frozen(self, state: State) -> set[str]:
         return {f"model.{name}" for name in list(state["model"])[1:]} if self._freezes else set()

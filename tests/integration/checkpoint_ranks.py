@@ -134,7 +134,7 @@ def load(me: Rank) -> None:
     assert newest is not None
     me.train(1)
     state = me.state()
-    loaded = me.checkpointer.load(state, newest)
+    loaded = me.checkpointer.load(lambda _: state, newest)
     set_state_dict(me.model, me.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     expected = torch.load(me.folder / f"step-{newest.step}.pt", weights_only=True)
     found = me.whole()
@@ -318,7 +318,7 @@ def frozen_weights_change(me: Rank) -> None:
         assert commit.needs == (base,)
     resumed = me.new_checkpointer()
     into: dict[str, Any] = {"model": {n: torch.full((100,), -1.0) for n in names}, "trained": torch.ones(10)}
-    assert resumed.load(into, commit, frozen=frozen).replaced == ("model.w0",)
+    assert resumed.load(lambda _: into, commit, frozen=frozen).replaced == ("model.w0",)
     assert all(torch.equal(into["model"][name], state["model"][name]) for name in names)
     assert save(resumed, into, 20).needs == (base,)
 

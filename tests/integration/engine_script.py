@@ -263,11 +263,10 @@ def hand_over(begun: Trained, resumed: Trained, uri: str) -> tuple[int, bool]:
     )
     checkpointer.latest()
     handle = checkpointer.save(begun.engine.state(), step=STEPS // 2)
-    state, newest = resumed.engine.state(), checkpointer.latest()
+    newest = checkpointer.latest()
     assert handle.commit is not None
     assert newest is not None
-    checkpointer.load(state, newest)
-    resumed.engine.load_state(state)
+    resumed.engine.load_state(checkpointer.load(resumed.engine.room, newest).state)
     written = torch.tensor([handle.bytes])
     dist.all_reduce(written)
     return int(written), is_exported(begun, storage, newest)

@@ -159,9 +159,8 @@ def train_in_fp16(uri: str) -> tuple[list[float], list[float], float]:
     checkpointer.latest()
     checkpointer.save(begun.state(), step=3)
     resumed, model = engine()
-    state, newest = resumed.state(), checkpointer.latest()
+    newest = checkpointer.latest()
     assert newest is not None
-    checkpointer.load(state, newest)
-    resumed.load_state(state)
+    resumed.load_state(checkpointer.load(resumed.room, newest).state)
     parts += train(resumed, model, 3, 6)
     return whole, parts, resumed.state()["loss_scaler"]["cur_scale"]

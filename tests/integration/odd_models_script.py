@@ -364,9 +364,7 @@ class Run:
         checkpointer = _checkpointer(uri)
         newest = checkpointer.latest()
         assert newest is not None
-        state = self.engine.state()
-        checkpointer.load(state, newest)
-        self.engine.load_state(state)
+        self.engine.load_state(checkpointer.load(self.engine.room, newest).state)
 
 
 def _adamw(model: nn.Module) -> torch.optim.Optimizer:

@@ -155,7 +155,7 @@ def test_damage_is_noticed_and_passed_over_only_if_asked(how: str, what: str) ->
     assert newest is not None
     assert newest.step == 20
     with pytest.raises(CorruptCheckpoint, match=what):
-        resumed.load(state(0), newest)
+        resumed.load(lambda _: state(0), newest)
     assert resumed_step(storage, 2) == 10
 
 
@@ -244,10 +244,10 @@ def test_a_checkpoint_of_another_engine_is_refused_and_changes_nothing() -> None
     assert newest is not None
     zero: dict[str, Any] = {"zero": {"w": torch.ones(3, 2)}}
     with pytest.raises(CheckpointMismatch, match="step 10 has no 'zero': a different strategy or an older script"):
-        resumed.load(zero, newest)
+        resumed.load(lambda _: zero, newest)
     doubled: dict[str, Any] = {"model": {"w": torch.ones(3, 2, dtype=torch.float64)}, "step": 0}
     with pytest.raises(CheckpointMismatch, match=r"'model\.w' is float32 \[3, 2\] in the checkpoint and float64"):
-        resumed.load(doubled, newest)
+        resumed.load(lambda _: doubled, newest)
     assert torch.equal(zero["zero"]["w"], torch.ones(3, 2))
     assert torch.equal(doubled["model"]["w"], torch.ones(3, 2, dtype=torch.float64))
     assert resumed_step(storage, 2) == 10

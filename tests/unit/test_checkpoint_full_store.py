@@ -137,7 +137,7 @@ def test_until_the_next_commit_clean_up_spares_the_one_behind_the_damaged_ones(k
     saver = checkpointer(storage, 2, Retention(last=keep))
     whole = saver.latest(verify=True)
     assert whole is not None
-    saver.load(state(0), whole)
+    saver.load(lambda _: state(0), whole)
     storage.put(lost, b"unfinished")
     if when == "after a resume":
         saver.clean_up_in_background()

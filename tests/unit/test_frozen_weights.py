@@ -70,8 +70,7 @@ def assert_whole(storage: MemoryStorage, *steps: int, generation: int = 9) -> No
     commits = head_of(storage).commits
     assert [commit.step for commit in commits] == list(steps)
     for commit in commits:
-        found = state(-1, base=0.0)
-        reader.load(found, commit, frozen=FROZEN)
+        found = reader.load(lambda _: state(-1, base=0.0), commit, frozen=FROZEN).state
         wanted = state(commit.step)
         for part in wanted:
             for name, tensor in wanted[part].items():
@@ -117,7 +116,7 @@ def test_the_next_generation_refers_to_what_it_has_loaded_and_says_what_it_repla
     assert newest is not None
     resumed = checkpointer(storage, 2)
     brought = state(0, base=8.0)
-    loaded = resumed.load(brought, newest, frozen=FROZEN)
+    loaded = resumed.load(lambda _: brought, newest, frozen=FROZEN)
     assert loaded.replaced == ("model.base",)
     assert torch.equal(brought["model"]["base"], state(0)["model"]["base"])
     save(resumed, 20)
@@ -126,7 +125,7 @@ def test_the_next_generation_refers_to_what_it_has_loaded_and_says_what_it_repla
     again = checkpointer(storage, 3)
     newest = head_of(storage).newest
     assert newest is not None
-    assert again.load(state(0), newest, frozen=FROZEN).replaced == ()
+    assert again.load(lambda _: state(0), newest, frozen=FROZEN).replaced == ()
     assert_whole(storage, 20, 10)
 
 
@@ -140,8 +139,8 @@ def test_a_base_that_was_overwritten_by_a_load_that_failed_is_reported_of_all_th
     brought = state(0, base=8.0)
     resumed = checkpointer(storage, 2)
     with pytest.raises(CorruptCheckpoint):
-        resumed.load(brought, newest, frozen=FROZEN)
-    assert resumed.load(brought, before, frozen=FROZEN).replaced == ("model.base",)
+        resumed.load(lambda _: brought, newest, frozen=FROZEN)
+    assert resumed.load(lambda _: brought, before, frozen=FROZEN).replaced == ("model.base",)
 
 
 def test_what_the_script_changes_by_itself_is_saved_as_it_is() -> None:
@@ -155,12 +154,11 @@ def test_what_the_script_changes_by_itself_is_saved_as_it_is() -> None:
     assert len(frozen_files(storage)) == 1
     assert sizes[1] < BASE_BYTES  # what didn't change is not in it
     for commit in head_of(storage).commits:
-        found = state(0)
-        checkpointer(storage, 2).load(found, commit, frozen=FROZEN)
+        found = checkpointer(storage, 2).load(lambda _: state(0), commit, frozen=FROZEN).state
         assert torch.equal(found["model"]["base"], state(0, base=float(commit.step))["model"]["base"])
     resumed, newest = checkpointer(storage, 3), head_of(storage).newest
     assert newest is not None
-    assert resumed.load(state(0, base=1.0), newest, frozen=FROZEN).replaced == ()  # it is no base
+    assert resumed.load(lambda _: state(0, base=1.0), newest, frozen=FROZEN).replaced == ()  # it is no base
     save(resumed, 40, of=state(40, base=40.0))
     assert len(frozen_files(storage)) == 1
 
@@ -323,7 +321,7 @@ def test_a_resume_freezes_what_the_commit_before_trained() -> None:
 
     resumed, old = checkpointer(storage, 2), head_of(storage).newest
     assert old is not None
-    assert resumed.load(state(0, base=8.0), old, frozen=FROZEN).replaced == ("model.base",)
+    assert resumed.load(lambda _: state(0, base=8.0), old, frozen=FROZEN).replaced == ("model.base",)
     save(resumed, 20, 30)
     assert bytes_of(storage, 30) < BASE_BYTES
     assert_whole(storage, 30, 20, 10)

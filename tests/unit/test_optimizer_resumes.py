@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -16,8 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, SequentialLR
 
 from one_rank_runs import STEPS, train
 from spottrain.checkpoint.errors import UnsupportedState
-from spottrain.engines.deepspeed_state import ZeroState
-from spottrain.engines.native import load_named_state, named_state
+from spottrain.engines.optimizer_state import NamedOptimizer
 from spottrain.schedules import warmup_cosine
 
 pytestmark = pytest.mark.usefixtures("world_of_its_own")
@@ -227,11 +225,36 @@ def test_a_state_of_another_type_than_its_parameter_keeps_it(
 
 
 class Factors(torch.optim.SGD):
-    """It keeps a list, as SOAP and Shampoo do."""
+    """It keeps a list of tensors and a word, as SOAP and Shampoo do, and scales by them."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            factors = state.setdefault("kept", {"factors": [torch.ones(()), torch.ones(())], "side": "both"})[
+                "factors"
+            ]
+            factors[0].mul_(0.5)
+            factors[1].add_(1)
+            parameter.sub_(parameter.grad, alpha=0.01 * float(factors[0] * factors[1]))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_lists_and_words_in_the_state_of_an_optimizer_are_resumed(strategy: str, tmp_path: Path) -> None:
+    def run(uri: str, last: int) -> torch.Tensor:
+        return train(uri, None, last, strategy, make=lambda weights: Factors(weights, lr=0.01))
+
+    whole = run(f"file://{tmp_path}/whole", STEPS)
+    run(f"file://{tmp_path}/parts", STEPS // 2)
+    assert torch.equal(run(f"file://{tmp_path}/parts", STEPS), whole)
+
+
+class Projecting(torch.optim.SGD):
+    """It keeps an object, as GaLore does."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for parameter in self.param_groups[0]["params"]:
-            self.state[parameter].setdefault("kept", {"factors": [torch.eye(size) for size in parameter.shape]})
+            self.state[parameter].setdefault("kept", {"projector": object()})
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -240,11 +263,22 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_by_its_name(
     is_resumed: bool, strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if is_resumed:
-        train(f"file://{tmp_path}", None, 2, strategy, make=torch.optim.Adagrad)
+        train(f"file://{tmp_path}", None, 2, strategy, make=lambda weights: torch.optim.SGD(weights, 0.1, 0.9))
     with pytest.raises((UnsupportedState, SystemExit)) as ended:
-        train(f"file://{tmp_path}", None, 4, strategy, make=Factors)
-    said = "The optimizer's state 'kept.factors' is a list, and only tensors, numbers and dicts of them can be saved"
+        train(f"file://{tmp_path}", None, 4, strategy, make=Projecting)
+    said = "The state at 'optimizer.state.weight.kept.projector' is a builtins.object, which can't be stored"
     assert said in f"{ended.value} {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_the_state_of_another_optimizer_is_refused_by_its_name(
+    strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(f"file://{tmp_path}", None, 2, strategy, make=lambda weights: torch.optim.SGD(weights, 0.1, 0.9))
+    with pytest.raises(SystemExit):
+        train(f"file://{tmp_path}", None, 4, strategy, make=torch.optim.AdamW)
+    said = "The checkpoint holds the state of the optimizer SGD, and the script makes AdamW"
+    assert said in capsys.readouterr().err
 
 
 class Averages(Optimizer):
@@ -264,6 +298,10 @@ class Averages(Optimizer):
                 state["average"] = state.get("average", 0.0) + parameter.grad
 
 
+def named(model: nn.Module, optimizer: Optimizer) -> NamedOptimizer:
+    return NamedOptimizer(optimizer, {parameter: name for name, parameter in model.named_parameters()})
+
+
 def test_a_parameter_that_no_step_has_used_takes_no_state_from_others() -> None:
     def build() -> tuple[nn.Module, Optimizer]:
         model = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 2)})
@@ -273,21 +311,20 @@ def test_a_parameter_that_no_step_has_used_takes_no_state_from_others() -> None:
     model["used"](torch.ones(1, 2)).sum().backward()  # type: ignore[index]
     optimizer.step()
     optimizer.step()
-    saved = named_state(model, optimizer)
-    saved["optimizer"] = {name: value for name, value in saved["optimizer"].items() if "state.unused" not in name}
+    saved = named(model, optimizer).state()
     model, optimizer = build()
-    load_named_state(model, optimizer, saved)
+    named(model, optimizer).load(saved)
     states = {name: optimizer.state.get(parameter) for name, parameter in model.named_parameters()}
     assert states["unused.weight"] is None
     assert states["used.weight"] == {"step": 2, "average": pytest.approx(torch.full((2, 2), 2.0))}
 
 
-def test_a_commit_before_the_first_update_counts_no_update() -> None:
+def test_a_commit_before_the_first_update_holds_no_state_of_the_optimizer() -> None:
     """Adam corrects its moments by the number of updates."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
-    saved = named_state(model, optimizer)
-    assert saved["optimizer"]["state.weight.step"] == 0
+    assert named(model, optimizer).state()["state"] == {}
+    assert not optimizer.state
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     assert [state["step"] for state in optimizer.state.values()] == [1, 1]
@@ -310,12 +347,3 @@ def test_step_hooks_of_the_optimizer_see_the_steps_of_the_run_alone(
     assert seen == ["before", "after"] * 2
     train(f"file://{tmp_path}", None, 3, strategy, make=with_hooks)
     assert seen == ["before", "after"] * 3
-
-
-def test_step_hooks_of_the_optimizer_do_not_see_how_zero_makes_its_state() -> None:
-    flat = torch.ones(4)
-    optimizer = torch.optim.AdamW([flat])
-    optimizer.register_step_pre_hook(lambda *_: pytest.fail("a step that is not of the run"))
-    layout = mock.Mock(flats=lambda: [flat], fragments=lambda: [], group=lambda flat: 0)
-    ZeroState(nn.Module(), optimizer, layout, {}).state()
-    assert optimizer.state[flat]["step"] == 0

@@ -199,7 +199,7 @@ def test_what_was_replicated_is_loaded_bit_for_bit(
     )
     into = {"model": {"w": torch.zeros(5, 3), "b": torch.tensor(0.0)}, "step": 0}
     reader = Checkpointer(MemoryStorage(), generation=2, attempt_id="a", rank=0, world_size=1)
-    loaded = reader.load_replica(into, mine, found)
+    loaded = reader.load_replica(lambda _: into, mine, found)
     assert torch.equal(into["model"]["w"], state["model"]["w"])  # type: ignore[index]
     assert (into["step"], loaded.step, loaded.rank_state) == (7, 70, (1, 2))  # type: ignore[comparison-overlap]
 
@@ -207,9 +207,9 @@ def test_what_was_replicated_is_loaded_bit_for_bit(
     assert shard is not None
     shard[3] ^= 1
     with pytest.raises(CorruptCheckpoint, match="damaged between bytes"):
-        reader.load_replica(into, mine, found)
+        reader.load_replica(lambda _: into, mine, found)
     with pytest.raises(CorruptCheckpoint, match="is not whole"):
-        reader.load_replica(into, mine, found.model_copy(update={"sequence": 2}))
+        reader.load_replica(lambda _: into, mine, found.model_copy(update={"sequence": 2}))
 
 
 def test_a_peer_that_is_gone_costs_only_its_replica(

@@ -201,7 +201,7 @@ def test_a_run_keeps_to_what_its_commits_say(uri: str) -> None:
     assert head.newest is not None
     saver = Checkpointer(storage, generation=head.fence, attempt_id="x", rank=0, world_size=1)
     state: dict[str, Any] = {"model": {"weight": torch.ones(1, 4), "bias": torch.ones(1)}, "optimizer": {}}
-    loaded = saver.load(state, head.newest)
+    loaded = saver.load(lambda _: state, head.newest)
     assert loaded.extra["strategy"] == first.model_dump()
     nothing = MemoryEstimate(**dict.fromkeys(MemoryEstimate.model_fields, 0))
     recorded = StrategyChoice(strategy="fsdp", name="fsdp", reason="It was small.", memory=nothing)

@@ -386,6 +386,9 @@ class _NoEngine:
     def state(self) -> dict[str, Any]:
         return {}
 
+    def room(self, saved: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
     def model_state(self) -> dict[str, Any]:
         return {}
 

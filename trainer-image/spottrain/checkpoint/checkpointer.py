@@ -19,7 +19,7 @@ from spottrain.checkpoint.format.attempt import Attempt
 from spottrain.checkpoint.format.commits import Commit, Head
 from spottrain.checkpoint.format.head import fence
 from spottrain.checkpoint.format.manifest import Receipt
-from spottrain.checkpoint.loading.loader import Loaded, Loader
+from spottrain.checkpoint.loading.loader import Loaded, Loader, Room
 from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.checkpoint.saving.committer import Committer
 from spottrain.checkpoint.saving.frozen import FrozenWeights
@@ -118,32 +118,33 @@ class Checkpointer:
         """The `extra` of the newest commit with a whole manifest; {} without one. It is the same on all ranks."""
         return self._loader.newest_extra()
 
-    def load(self, state: dict[str, Any], commit: Commit, *, frozen: Collection[str] = ()) -> Loaded:
-        """Fill the tensors of `state` in place, and replace its other values.
+    def load(self, room: Room, commit: Commit, *, frozen: Collection[str] = ()) -> Loaded:
+        """Read a checkpoint into the tensors that `room` makes.
 
         Bytes are verified before they reach a tensor. If any rank fails, all ranks raise.
 
         Args:
-            state: The state to fill. It has the structure of the state that was saved.
+            room: Makes the state to fill. Its tensors are those of the checkpoint by name, type and shape, whole or
+                in shards; other values don't count.
             commit: What to read.
             frozen: Names of tensors that aren't trained, as `codec.split` returns them.
 
         Returns:
-            What the checkpoint holds besides the state.
+            The checkpoint, with the tensors of `room` in its state.
 
         Raises:
             CorruptCheckpoint: Bytes are damaged. `latest(verify=True)` finds an older commit that is whole.
-            CheckpointMismatch: The checkpoint doesn't fit `state`, which stays as it was.
+            CheckpointMismatch: The checkpoint doesn't fit what `room` makes, which stays as it was.
             StorageError: The store can't be read.
         """
-        loaded = self._loader.load(state, frozen, lambda: self._loader.open(commit))
+        loaded = self._loader.load(room, frozen, lambda: self._loader.open(commit))
         if self._committer is not None:
             self._committer.resumed_from_step = commit.step
         return loaded
 
     def load_replica(
         self,
-        state: dict[str, Any],
+        room: Room,
         replicas: Replicas,
         checkpoint: ReplicatedStep,
         *,
@@ -151,7 +152,7 @@ class Checkpointer:
     ) -> Loaded:
         """Load as `load` does, from members' memory. HEAD doesn't name this step yet: save it first of all."""
         found = replicas.read(checkpoint)
-        return self._loader.load(state, frozen, lambda: found)
+        return self._loader.load(room, frozen, lambda: found)
 
     def prepare(
         self, state: dict[str, Any], *, frozen: Collection[str] = (), extra: dict[str, Any] | None = None

@@ -165,11 +165,16 @@ class DeepSpeedEngine:
         nn.utils.clip_grad_norm_(self._engine.module.parameters(), self._engine.gradient_clipping())
 
     def state(self) -> dict[str, Any]:
-        state = self._state.state()
-        if self._config.precision is torch.float16:
-            scaler = self._engine.optimizer.loss_scaler
-            state[LOSS_SCALER] = {name: getattr(scaler, name) for name in _SCALER_STATE if hasattr(scaler, name)}
-        return state
+        return self._state.state() | self._scaler_state()
+
+    def room(self, saved: dict[str, Any]) -> dict[str, Any]:
+        return self._state.room(saved) | self._scaler_state()
+
+    def _scaler_state(self) -> dict[str, Any]:
+        if self._config.precision is not torch.float16:
+            return {}
+        scaler = self._engine.optimizer.loss_scaler
+        return {LOSS_SCALER: {name: getattr(scaler, name) for name in _SCALER_STATE if hasattr(scaler, name)}}
 
     def model_state(self) -> dict[str, Any]:
         return self._state.model_state()

@@ -16,13 +16,22 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from spottrain.checkpoint.errors import CheckpointMismatch
+from spottrain.checkpoint.format import codec
+from spottrain.checkpoint.format.described import Described
 from spottrain.engines.deepspeed_parts import FlatPart
 from spottrain.engines.model_state import model_state, put_back
-from spottrain.engines.native import (
-    NamedState,
-    count_no_step,
-    refuse_unfit,
-    without_step_hooks,
+from spottrain.engines.native import NamedState
+from spottrain.engines.optimizer_state import (
+    Options,
+    Packing,
+    StateRoom,
+    check_classes,
+    check_parameters,
+    classes,
+    is_same,
+    named_group,
+    room_beside_state,
 )
 
 Names = Mapping[nn.Parameter, str]
@@ -202,14 +211,26 @@ class ZeroState:
         self._layout = layout
         self._names = names
         self._fragments = list(layout.fragments())
+        self._room: dict[int, dict[str, torch.Tensor]] = {}  # by number of the flat tensor
 
     def state(self) -> dict[str, Any]:
-        flats = self._layout.flats()
-        self._make_optimizer_state(flats)
-        optimizer: dict[str, Any] = {}
+        return {"model": self.model_state(), "optimizer": self._optimizer_state()}
+
+    def room(self, saved: dict[str, Any]) -> dict[str, Any]:
+        optimizer = saved["optimizer"]
+        check_classes(optimizer, self._base)
+        check_parameters(optimizer, {self._names[f.parameter]: f.parameter for f in self._fragments})
+        self._room = {}
+        flats, elementwise = self._layout.flats(), self._elementwise(optimizer)
+        options = {name: group for group in optimizer["groups"] for name in group["params"]}
+        states: dict[str, dict[str, Any]] = {}
         for fragment in self._fragments:
-            optimizer |= self._optimizer_state(fragment, flats[fragment.flat])
-        return {"model": self.model_state(), "optimizer": optimizer}
+            name, flat = self._names[fragment.parameter], flats[fragment.flat]
+            if (values := optimizer["state"].get(name)) is not None:
+                parts = {key: self._place(fragment, flat, key, values[key]) for key in values.keys() & elementwise}
+                others = {key: value for key, value in values.items() if key not in parts}
+                states[name] = parts | StateRoom(flat, options.get(name, {})).of(others)
+        return {"model": self.model_state(), "optimizer": {**room_beside_state(optimizer), "state": states}}
 
     def model_state(self) -> dict[str, Any]:
         flats = self._layout.flats()
@@ -220,61 +241,94 @@ class ZeroState:
         return weights | frozen | self._buffers()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Set values that are not tensors, and refresh the parameters.
-
-        Tensors were loaded in place. Values that the commit lacks stay, such as the options that a new schedule adds.
-        """
-        flats = self._layout.flats()
-        stored = state["optimizer"]
-        for fragment in self._fragments:
-            name = self._names[fragment.parameter]
-            of_flat = self._base.state[flats[fragment.flat]]
-            group = self._base.param_groups[self._layout.group(fragment.flat)]
-            for key, value in of_flat.items():
-                if not isinstance(value, torch.Tensor):
-                    of_flat[key] = stored.get(f"state.{name}.{key}", value)
-            for key in _settings(group):
-                group[key] = stored.get(f"param_groups.{name}.{key}", group[key])
+        """Set the optimizer's state and options, and refresh the parameters. Weights were loaded in place."""
+        optimizer = state["optimizer"]
+        for number, flat in enumerate(self._layout.flats()):
+            self._base.state.pop(flat, None)
+            if found := self._room.get(number, {}) | self._values(number, optimizer["state"]):
+                self._base.state[flat] = found
+        options = Options(optimizer)
+        for number, group in enumerate(self._base.param_groups):
+            group.update(options.of(group, self._names_of_group(number)))
         buffers = {name: state["model"][name] for name in self._buffers()}
         self._model.load_state_dict(buffers, strict=False)
         put_back(self._model, buffers)
         self._layout.refresh()
 
-    def _optimizer_state(self, fragment: Fragment, flat: torch.Tensor) -> dict[str, Any]:
-        name = self._names[fragment.parameter]
-        group = self._base.param_groups[self._layout.group(fragment.flat)]
-        values = {f"param_groups.{name}.{key}": group[key] for key in _settings(group)}
-        for key, value in self._base.state[flat].items():
-            per_element = isinstance(value, torch.Tensor) and value.shape == flat.shape
-            if not per_element:
-                refuse_unfit(key, value, is_cut=True)
-            values[f"state.{name}.{key}"] = fragment.of(value) if per_element else value
-        return values
+    def _values(self, number: int, states: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """The values of a flat tensor's state that all its parameters have in common, such as a counter."""
+        found: dict[str, Any] = {}
+        for name in [self._names[f.parameter] for f in self._fragments if f.flat == number]:
+            values = {k: v for k, v in states.get(name, {}).items() if k not in self._room.get(number, {})}
+            for key, value in values.items():
+                if not is_same(found.setdefault(key, value), value):
+                    raise CheckpointMismatch(
+                        f"The optimizer's state {key!r} of {name} differs from that of other parameters in the "
+                        "checkpoint, and ZeRO keeps one for all of them. Use the strategy before, or create a new "
+                        "job with a different checkpoint.uri."
+                    )
+        return found
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        flats = self._layout.flats()
+        states: dict[str, dict[str, Any]] = {}
+        for fragment in self._fragments:
+            flat = flats[fragment.flat]
+            if values := self._base.state.get(flat, {}):
+                name = self._names[fragment.parameter]
+                states[name] = {key: self._part(fragment, flat, key, value) for key, value in values.items()}
+        return {
+            "class": classes(self._base),
+            "state": states,
+            "groups": [
+                named_group(group, names)
+                for number, group in enumerate(self._base.param_groups)
+                if (names := self._names_of_group(number))
+            ],
+        }
+
+    def _part(self, fragment: Fragment, flat: torch.Tensor, key: str, value: Any) -> Any:
+        """The part that a parameter has in a state of a flat tensor."""
+        if isinstance(value, torch.Tensor) and value.shape == flat.shape and codec.is_plain(value):
+            return fragment.of(value)
+        return Packing(flat, is_cut=True).of({key: value})[key]
+
+    def _place(self, fragment: Fragment, flat: torch.Tensor, key: str, wanted: Described) -> FlatPart:
+        """Where a part of a state is loaded: in a state of the flat tensor, which all its parameters share."""
+        of_flat = self._room.setdefault(fragment.flat, {})
+        if key not in of_flat:
+            present = self._base.state.get(flat, {}).get(key)
+            fits = isinstance(present, torch.Tensor) and (present.shape, present.dtype) == (flat.shape, wanted.dtype)
+            of_flat[key] = present if fits else torch.zeros_like(flat, dtype=wanted.dtype, requires_grad=False)
+        return fragment.of(of_flat[key])
+
+    def _elementwise(self, optimizer: dict[str, Any]) -> set[str]:
+        """States that have a number for each element of a parameter.
+
+        A scalar's moment has the shape of its counter, so that the other parameters decide.
+        """
+        shapes = {self._names[f.parameter]: f.shape for f in self._fragments}
+        found: dict[str, list[tuple[torch.Size, torch.Size]]] = {}
+        for name, values in optimizer["state"].items():
+            for key, value in values.items():
+                if isinstance(value, Described):
+                    found.setdefault(key, []).append((value.shape, shapes[name]))
+        for key, pairs in found.items():
+            if any(stored != shape and stored.numel() > 1 for stored, shape in pairs):
+                raise CheckpointMismatch(
+                    f"The optimizer's state {key!r} in the checkpoint is not one number for each element of a "
+                    "parameter, and ZeRO gives each rank a part of the elements. Use the strategy before, or create "
+                    "a new job with a different checkpoint.uri."
+                )
+        return {
+            key
+            for key, pairs in found.items()
+            if all(stored == shape for stored, shape in pairs) and (key != "step" or any(one for one, _ in pairs))
+        }
+
+    def _names_of_group(self, number: int) -> list[str]:
+        return [self._names[f.parameter] for f in self._fragments if self._layout.group(f.flat) == number]
 
     def _buffers(self) -> dict[str, Any]:
         parameters = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
         return {name: value for name, value in model_state(self._model).items() if name not in parameters}
-
-    def _make_optimizer_state(self, flats: list[torch.Tensor]) -> None:
-        """Create the optimizer's state before its first step.
-
-        Otherwise there would be nothing to load into. One step with zero gradients creates it, as in PyTorch's own
-        state dict API. It is not counted, and a load overwrites all of it.
-        """
-        groups = self._base.param_groups
-        for index, flat in enumerate(flats):
-            if flat in self._base.state:
-                continue
-            group = groups[self._layout.group(index)]
-            gradient, flat.grad = flat.grad, torch.zeros_like(flat)
-            no_rate = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
-            self._base.param_groups = [{**group, "params": [flat], "lr": no_rate}]
-            with without_step_hooks(self._base):
-                self._base.step()
-            count_no_step([self._base.state[flat]])
-            flat.grad = gradient
-        self._base.param_groups = groups
-
-
-def _settings(group: dict[str, Any]) -> list[str]:
-    return [key for key in group if key != "params"]

@@ -85,16 +85,24 @@ class Engine(Protocol):
     def state(self) -> dict[str, Any]:
         """Model and optimizer in the form that DCP expects, with their shards.
 
-        Names are those of the parameters before the model was spread, so that the state fits any world size.
+        Names are those of the parameters before the model was spread, so that the state fits any world size. It
+        changes nothing: an optimizer that has no state yet has none in a commit.
+        """
+        ...
+
+    def room(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """A state of this engine to load a commit into, with the values and the tensors that the commit holds.
+
+        Args:
+            saved: The state in the commit, with a Described in the place of each tensor.
+
+        Raises:
+            CheckpointMismatch: The commit doesn't fit the engine's model or optimizer.
         """
         ...
 
     def model_state(self) -> dict[str, Any]:
-        """The model's part of `state()`.
-
-        It leaves the optimizer alone: before the first step, `state()` makes the optimizer's state by a step that
-        counts.
-        """
+        """The model's part of `state()`."""
         ...
 
     def frozen(self) -> set[str]:
@@ -102,5 +110,5 @@ class Engine(Protocol):
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Use what was loaded into a `state()` of this engine. A collective."""
+        """Use a commit that was loaded into the `room()` of this engine. A collective."""
         ...

@@ -12,17 +12,16 @@ Their names are those of the unspread model. A quantized weight has several part
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from spottrain.checkpoint.errors import UnsupportedState
 from spottrain.engines.buffers import copy_from_first
+from spottrain.engines.wrapped_tensors import is_wrapping
 
 Tensors = dict[str, torch.Tensor]
 
@@ -86,7 +85,7 @@ def num_bytes(parameter: nn.Parameter) -> int:
 def wrapping_names(model: nn.Module) -> Iterator[str]:
     """Names of parameters that wrap tensors and aren't trained. DDP can't broadcast them; `share_parts` does."""
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if not parameter.requires_grad and _wraps(parameter):
+        if not parameter.requires_grad and is_wrapping(parameter):
             yield name
 
 
@@ -148,13 +147,9 @@ def unwrapped(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def _wraps(value: object) -> TypeGuard[Any]:
-    return is_traceable_wrapper_subclass(value) and not isinstance(value, DTensor)
-
-
 def _plain(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The inner tensors of a value that wraps tensors, or the value itself. DCP takes shards apart."""
-    if not _wraps(value):
+    if not is_wrapping(value):
         yield name, value
         return
     inner, _ = value.__tensor_flatten__()

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import CheckpointError, CorruptCheckpoint, StorageUnavailable
@@ -67,8 +67,8 @@ class StateRestorer:
         if self.newest is None:
             return 0
         checkpointer, newest = self.checkpointer, self.newest
-        tensors, loaded = self._retried(lambda: self._load(checkpointer, newest, state), sleep)
-        self._restore(state, tensors, loaded, options, seed=seed, rank=rank)
+        loaded = self._retried(lambda: self._load(checkpointer, newest, state), sleep)
+        self._restore(state, loaded, options, seed=seed, rank=rank)
         checkpointer.clean_up_in_background()  # only now: nothing is deleted if the commit isn't the job's
         self.saver.committed_step = loaded.step
         self.reports.committed(self.newest)
@@ -93,11 +93,10 @@ class StateRestorer:
             return None
         self.checkpointer.settle()  # the save under way may become the newest commit
         checkpointer, rates = self.checkpointer, state.learning_rates()
-        found = self._retried(lambda: self._load_newest(checkpointer, state), sleep)
-        if found is None:
+        loaded = self._retried(lambda: self._load_newest(checkpointer, state), sleep)
+        if loaded is None:
             return None
-        tensors, loaded = found
-        state.engine.load_state(tensors)
+        state.engine.load_state(loaded.state)
         state.set_learning_rates(rates)
         return loaded
 
@@ -124,9 +123,8 @@ class StateRestorer:
         newest = self.newest
         if newest is not None and (found.step <= newest.step or found.generation < newest.generation):
             return None
-        tensors = state.tensors()
         try:
-            loaded = checkpointer.load_replica(tensors, self.replicas, found, frozen=state.frozen())
+            loaded = checkpointer.load_replica(state.engine.room, self.replicas, found, frozen=state.frozen())
         except CheckpointError as error:
             if newest is None:  # some tensors may be filled already, and there is no commit to fill them from
                 raise StorageUnavailable(
@@ -137,22 +135,13 @@ class StateRestorer:
                 f"{newest.step}, which is committed. {error}"
             )
             return None
-        self._restore(state, tensors, loaded, options, seed=seed, rank=rank)
+        self._restore(state, loaded, options, seed=seed, rank=rank)
         self.saver.save_in_background(state, loaded.step)
         return loaded.step
 
-    def _restore(
-        self,
-        state: TrainingState,
-        tensors: dict[str, Any],
-        loaded: Loaded,
-        options: Options,
-        *,
-        seed: int,
-        rank: int,
-    ) -> None:
+    def _restore(self, state: TrainingState, loaded: Loaded, options: Options, *, seed: int, rank: int) -> None:
         state.check(loaded.extra, loaded.step)
-        state.restore(tensors, loaded, options, seed=seed, rank=rank)
+        state.restore(loaded, options, seed=seed, rank=rank)
         changes = [*state.changes(loaded), *state.unused_options(options, loaded.step)]
         if changes:
             self.reports.warn(" ".join(changes))  # one message: the next would replace it
@@ -169,27 +158,25 @@ class StateRestorer:
             sleep=sleep,
         )
 
-    def _load_newest(self, checkpointer: Checkpointer, state: TrainingState) -> tuple[dict[str, Any], Loaded] | None:
+    def _load_newest(self, checkpointer: Checkpointer, state: TrainingState) -> Loaded | None:
         """As `_load`, of the commit that HEAD names now; None without one."""
         self.newest = checkpointer.latest()
         return self._load(checkpointer, self.newest, state) if self.newest is not None else None
 
-    def _load(
-        self, checkpointer: Checkpointer, newest: Commit, state: TrainingState
-    ) -> tuple[dict[str, Any], Loaded]:
-        """The tensors of the newest commit that is not damaged; `newest` is set to it."""
-        tensors = state.tensors()
+    def _load(self, checkpointer: Checkpointer, newest: Commit, state: TrainingState) -> Loaded:
+        """The newest commit that is not damaged; `newest` is set to it."""
+        room, frozen = state.engine.room, state.frozen()
         try:
-            return tensors, checkpointer.load(tensors, newest, frozen=state.frozen())
+            return checkpointer.load(room, newest, frozen=frozen)
         except CorruptCheckpoint as error:
             logger.warning("%s Looking for an older commit that is not damaged.", error)
             self.newest = checkpointer.latest(verify=True)
             if self.newest is None:
                 raise
-            loaded = checkpointer.load(tensors, self.newest, frozen=state.frozen())
+            loaded = checkpointer.load(room, self.newest, frozen=frozen)
             self.reports.warn(
                 f"The checkpoint at step {newest.step} is damaged, and training continues from the one before it, "
                 f"step {loaded.step}. {error}"
             )
             self.reports.failed(error)
-            return tensors, loaded
+            return loaded

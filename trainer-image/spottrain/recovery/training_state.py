@@ -112,12 +112,11 @@ class TrainingState:
             extra[STRATEGY] = self.strategy.model_dump()
         return extra
 
-    def restore(self, tensors: dict[str, Any], loaded: Loaded, scripts: Options, *, seed: int, rank: int) -> None:
-        """Restore what was loaded into `tensors`, and the random numbers. A collective.
+    def restore(self, loaded: Loaded, scripts: Options, *, seed: int, rank: int) -> None:
+        """Restore a commit, and the random numbers. A collective.
 
         Args:
-            tensors: What `tensors` returned, filled.
-            loaded: What the commit holds besides.
+            loaded: The commit, loaded into the engine's room.
             scripts: What `options` returned before the checkpoint was loaded.
             seed: Seed of the run.
             rank: Number of this rank.
@@ -125,7 +124,7 @@ class TrainingState:
         Raises:
             CheckpointMismatch: The schedule or a part of `stateful` does not understand its saved state.
         """
-        self.engine.load_state(tensors)
+        self.engine.load_state(loaded.state)
         if self.scheduler is not None and loaded.extra["scheduler"] is not None:
             self._load_schedule(self.scheduler, loaded, scripts)
         for name, saved in loaded.extra["stateful"].items():

@@ -14,28 +14,34 @@ from spottrain.checkpoint.collectives import Collectives
 from spottrain.checkpoint.errors import CorruptCheckpoint
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.format.described import described
 from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.format.manifest import Manifest, read_manifest
 from spottrain.checkpoint.format.part_reader import PartReader
-from spottrain.checkpoint.loading.fill_state import fill_state
+from spottrain.checkpoint.loading.fill_state import filled
 from spottrain.checkpoint.saving.frozen import FrozenWeights
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 logger = logging.getLogger(__name__)
+
+Room = Callable[[dict[str, Any]], dict[str, Any]]
+"""Makes the state to load a checkpoint into. It is given the checkpoint's state, with a Described for each tensor."""
 
 _JSON = TypeAdapter[codec.Json](codec.Json)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a checkpoint holds besides the state that was filled in.
+    """A checkpoint that was read.
 
     Attributes:
+        state: The state that was made for the checkpoint, filled in.
         rank_state: What this rank saved. None at a different world size, because no rank is the same there.
         replaced: Frozen weights for which the script brought other values than the checkpoint holds.
     """
 
     step: int
+    state: dict[str, Any]
     extra: dict[str, Any]
     rank_state: dict[str, Any] | None
     replaced: tuple[str, ...] = ()
@@ -93,24 +99,24 @@ class Loader:
         manifest = read_manifest(self._storage, commit)
         return manifest, PartReader(self._storage, commit.attempt, manifest)
 
-    def load(
-        self, state: dict[str, Any], frozen: Collection[str], read: Callable[[], tuple[Manifest, PartReader]]
-    ) -> Loaded:
-        """Fill `state` from the checkpoint that `read` opens. If any rank fails, all raise."""
+    def load(self, room: Room, frozen: Collection[str], read: Callable[[], tuple[Manifest, PartReader]]) -> Loaded:
+        """Fill what `room` makes from the checkpoint that `read` opens. If any rank fails, all raise."""
         tensors: codec.Tensors = {}
 
-        def work() -> Manifest:
+        def work() -> tuple[Manifest, dict[str, Any]]:
             manifest, parts = read()
+            state = room(described(manifest))
             tensors.update(codec.split(state)[0])
             self._frozen.before_load(tensors, frozen, manifest)
-            fill_state(state, tensors, manifest, parts)
-            return manifest
+            state.update(filled(state, tensors, manifest, parts))
+            return manifest, state
 
-        manifest = self._collectives.together(work)
+        manifest, state = self._collectives.together(work)
         replaced = self._collectives.union(self._frozen.loaded(tensors, frozen, manifest))
         same_world = manifest.world_size == self._world_size
         return Loaded(
             step=manifest.step,
+            state=state,
             extra=codec.decode(manifest.extra),
             rank_state=codec.decode(manifest.rank_states[self._rank]) if same_world else None,
             replaced=tuple(sorted(replaced)),

@@ -1,0 +1,28 @@
+"""What a checkpoint holds, before the bytes of its tensors are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spottrain.checkpoint.format import codec
+from spottrain.checkpoint.format.manifest import DTYPES, Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A tensor of a checkpoint."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+def described(manifest: Manifest) -> dict[str, Any]:
+    """The state in a checkpoint, with a Described in the place of each tensor. Raises CorruptCheckpoint."""
+    tensors = {
+        name: Described(DTYPES[tensor.dtype], torch.Size(tensor.shape)) for name, tensor in manifest.tensors.items()
+    }
+    state: dict[str, Any] = codec.join(manifest.tree, tensors)
+    return state

@@ -1,0 +1,386 @@
+"""The state of an optimizer in a checkpoint, by the names of parameters.
+
+It is read and loaded by the optimizer's own `state_dict` and `load_state_dict`. The optimizer is never stepped for
+it: a step may count, decay weights, or be refused. So an optimizer without state has none in a commit, and a resume
+builds the state from the commit's description.
+
+    {"class": ["AdamW", "Adam"],
+     "state": {"layer.weight": {"exp_avg": tensor, "step": tensor}},
+     "groups": [{"params": ["layer.weight"], "lr": 0.1}],
+     "others": {...},                    # what the optimizer's state_dict has besides
+     "layouts": {"layer.weight": {...}}} # of tensors that aren't spread like their parameter
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.optim import Optimizer
+
+from spottrain.checkpoint.errors import CheckpointMismatch, UnsupportedState
+from spottrain.checkpoint.format import codec
+from spottrain.checkpoint.format.described import Described
+from spottrain.engines.wrapped_tensors import is_wrapping, taken_apart, together
+
+Names = Mapping[torch.Tensor, str]
+Values = dict[str, Any]
+_Make = Callable[[tuple[str, ...], Described], torch.Tensor]
+
+# Options of groups that follow from the parameters. `param_names` has the names of a wrapper, and all of them.
+_OF_PARAMETERS = ("params", "param_names")
+# Options with this beginning belong to a schedule. The script may have none any more.
+_OF_SCHEDULES = "initial_"
+# The one state that torch's optimizers keep on the CPU beside parameters on an accelerator.
+_ON_CPU = "step"
+
+
+class NamedOptimizer:
+    """Reads and loads the state of an optimizer of plain or sharded parameters."""
+
+    def __init__(self, optimizer: Optimizer, names: Names) -> None:
+        """`names` has a name for each of the optimizer's parameters."""
+        self._optimizer = optimizer
+        self._names = names
+
+    def state(self) -> Values:
+        """What a commit holds. Raises UnsupportedState."""
+        groups, states, others = self._parts()
+        found: dict[str, Values] = {}
+        layouts: dict[str, dict[str, list[int]]] = {}
+        for number, parameter in self._numbered(groups).items():
+            if number in states:
+                name = self._names[parameter]
+                packing = Packing(parameter)
+                found[name] = packing.of(states.pop(number))
+                layouts |= {name: packing.layouts} if packing.layouts else {}
+        if states:
+            others["state"] = Packing(None).of(states)
+        return {
+            "class": classes(self._optimizer),
+            "state": found,
+            "groups": [
+                named_group(group, [self._names[each] for each in own["params"]])
+                for group, own in zip(groups, self._optimizer.param_groups, strict=True)
+                if own["params"]
+            ],
+            **({"others": others} if others else {}),
+            **({"layouts": layouts} if layouts else {}),
+        }
+
+    def room(self, saved: Values, *, reuse: bool = True) -> Values:
+        """Tensors to load a commit into.
+
+        Args:
+            saved: The optimizer's part of a commit, with a Described in the place of each tensor.
+            reuse: Take tensors of the present state that fit.
+
+        Raises:
+            CheckpointMismatch: The commit is of another optimizer, or of other parameters.
+        """
+        check_classes(saved, self._optimizer)
+        parameters = {self._names[each]: each for group in self._optimizer.param_groups for each in group["params"]}
+        check_parameters(saved, parameters)
+        present = self.state()["state"] if reuse and saved["state"] else {}
+        options = {name: group for group in saved["groups"] for name in group["params"]}
+        layouts = saved.get("layouts", {})
+        return {
+            **room_beside_state(saved),
+            "state": {
+                name: StateRoom(parameters[name], options.get(name, {}), layouts.get(name, {})).of(
+                    values, present.get(name)
+                )
+                for name, values in saved["state"].items()
+            },
+        }
+
+    def load(self, saved: Values) -> None:
+        """Load a commit whose tensors were filled in. Raises CheckpointMismatch."""
+        groups, _, _ = self._parts()
+        numbered = self._numbered(groups)
+        states = {number: saved["state"].get(self._names[each]) for number, each in numbered.items()}
+        loaded: dict[Any, Any] = {
+            number: _unpacked(values) for number, values in states.items() if values is not None
+        }
+        others = dict(saved.get("others", {}))
+        loaded |= _unpacked(others.pop("state", {}))
+        options = Options(saved)
+        self._optimizer.load_state_dict(
+            {
+                "state": dict(loaded),
+                "param_groups": [
+                    {**options.of(group, [self._names[each] for each in own["params"]]), "params": group["params"]}
+                    for group, own in zip(groups, self._optimizer.param_groups, strict=True)
+                ],
+                **_unpacked(others),
+            }
+        )
+        # torch casts most of it to the types of parameters. An optimizer chooses the types of its state.
+        now = self._parts()[1]
+        for number, values in now.items():
+            if number in loaded and isinstance(values, dict):
+                values.update(_as_loaded(values, loaded[number]))
+
+    def _parts(self) -> tuple[list[Values], dict[Any, Any], Values]:
+        """The groups, the states by number of parameter or another key, and what else there is."""
+        found = dict(state_dict_of(self._optimizer))
+        return found.pop("param_groups"), dict(found.pop("state")), found
+
+    def _numbered(self, groups: list[Values]) -> dict[Any, torch.Tensor]:
+        """The parameters by the numbers that the optimizer's state_dict gives them."""
+        pairs = zip(groups, self._optimizer.param_groups, strict=True)
+        return {n: p for group, own in pairs for n, p in zip(group["params"], own["params"], strict=True)}
+
+
+def state_dict_of(optimizer: Optimizer) -> dict[str, Any]:
+    """What the optimizer says of its state. Raises UnsupportedState."""
+    try:
+        return optimizer.state_dict()
+    except Exception as error:  # of the script's optimizer: anything
+        raise UnsupportedState(
+            f"The optimizer {type(optimizer).__name__} doesn't give its state (its state_dict raises {error!r}), and "
+            "no commit could hold it. Use another optimizer."
+        ) from error
+
+
+def classes(optimizer: Optimizer) -> list[str]:
+    """Names of the class and of those that it extends."""
+    every = type(optimizer).__mro__
+    return [kind.__name__ for kind in every if issubclass(kind, Optimizer) and kind is not Optimizer]
+
+
+def check_classes(saved: Values, optimizer: Optimizer) -> None:
+    """Raise CheckpointMismatch for a state that an optimizer of another kind has made."""
+    here = classes(optimizer)
+    if saved["state"] and not set(saved["class"]) & set(here):
+        raise CheckpointMismatch(
+            f"The checkpoint holds the state of the optimizer {saved['class'][0]}, and the script makes {here[0]}, "
+            "which can't continue from it. Use the one before, or create a new job with a different checkpoint.uri."
+        )
+
+
+def check_parameters(saved: Values, here: Mapping[str, Any]) -> None:
+    """Raise CheckpointMismatch if the optimizer of a commit had other parameters than those `here`."""
+    before = {name for group in saved["groups"] for name in group["params"]}
+    for names, sentence in (
+        (here.keys() - before, "the optimizer trains {}, which that of the checkpoint did not"),
+        (saved["state"].keys() - here.keys(), "the optimizer of the checkpoint trained {}, which this one does not"),
+    ):
+        if names:
+            first, *more = sorted(names)
+            which = f"{first} and {len(more)} more" if more else first
+            raise CheckpointMismatch(
+                f"The checkpoint does not fit the script: {sentence.format(which)}. Let it train the same "
+                "parameters, or create a new job with a different checkpoint.uri."
+            )
+
+
+def named_group(group: Values, names: list[str]) -> Values:
+    """A group of parameters in a commit. Raises UnsupportedState."""
+    options = {key: value for key, value in group.items() if key not in _OF_PARAMETERS}
+    return {"params": names, **Packing(None).of(options)}
+
+
+class Options:
+    """The options of groups in a commit, for groups that the script may form otherwise."""
+
+    def __init__(self, saved: Values) -> None:
+        self._of = {name: group for group in saved["groups"] for name in group["params"]}
+
+    def of(self, group: Values, names: list[str]) -> Values:
+        """The options for a group of these parameters, `group` without them.
+
+        Options that the commit lacks stay, such as those that a new schedule adds. Raises CheckpointMismatch if the
+        parameters had different options.
+        """
+        own = {key: value for key, value in group.items() if key not in _OF_PARAMETERS}
+        if not names:
+            return own
+        first = self._of[names[0]]
+        for name in names[1:]:
+            if (other := self._of[name]) is not first:
+                _check_same_options(first, other, names[0], name)
+        return own | {
+            key: _where(own.get(key), value)
+            for key, value in first.items()
+            if key not in _OF_PARAMETERS and (key in own or not key.startswith(_OF_SCHEDULES))
+        }
+
+
+def _where(own: Any, value: Any) -> Any:
+    """An option, on the device of the script's own."""
+    return value.to(own.device) if isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor) else value
+
+
+def is_same(one: Any, two: Any) -> bool:
+    """Whether two values of a state or an option are equal."""
+    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
+        return torch.equal(one, two)
+    return type(one) is type(two) and bool(one == two)
+
+
+def _check_same_options(first: Values, other: Values, name: str, other_name: str) -> None:
+    for key in (first.keys() | other.keys()) - {*_OF_PARAMETERS}:
+        one, two = first.get(key), other.get(key)
+        if not is_same(one, two):
+            raise CheckpointMismatch(
+                f"The script has {name} and {other_name} in one group of the optimizer, and in the checkpoint they "
+                f"differ in {key} ({one} and {two}). Give each a group of its own, as it was, or create a new job "
+                "with a different checkpoint.uri."
+            )
+
+
+class StateRoom:
+    """Makes tensors for the state of one parameter."""
+
+    def __init__(self, parameter: torch.Tensor, options: Values, layouts: Values | None = None) -> None:
+        self._parameter = parameter
+        self._on_device = bool(options.get("capturable") or options.get("fused"))
+        self._layouts = layouts or {}
+
+    def of(self, saved: Values, present: Values | None = None) -> Values:
+        made: Values = _spread(saved, self._make, present)
+        return made
+
+    def _make(self, path: tuple[str, ...], wanted: Described) -> torch.Tensor:
+        parameter, layout = self._parameter, self._layouts.get(".".join(path))
+        is_like = wanted.shape == parameter.shape and not layout and path[-1] != _ON_CPU
+        if isinstance(parameter, DTensor):
+            if is_like and layout is None:
+                return torch.empty_like(parameter, dtype=wanted.dtype, requires_grad=False)
+            if layout or (layout is None and wanted.shape.numel() > 1):
+                return _sharded(wanted, parameter, layout)
+        elif is_like:  # with the strides of the parameter
+            return torch.empty_like(parameter, dtype=wanted.dtype, requires_grad=False)
+        device = "cpu" if path[-1] == _ON_CPU and not self._on_device else parameter.device
+        return torch.empty(wanted.shape, dtype=wanted.dtype, device=device)
+
+
+def room_beside_state(saved: Values) -> Values:
+    """Tensors for what a commit holds of an optimizer besides the states of parameters, such as rates."""
+    return {key: _spread(each, _on_cpu) for key, each in saved.items() if key != "state"}
+
+
+def _on_cpu(_: tuple[str, ...], wanted: Described) -> torch.Tensor:
+    return torch.empty(wanted.shape, dtype=wanted.dtype)
+
+
+def _sharded(wanted: Described, parameter: DTensor, layout: list[int] | None) -> DTensor:
+    """A DTensor over the parameter's ranks that isn't spread like it.
+
+    Without a layout, or at another number of dimensions of ranks, all ranks have it whole.
+    """
+    mesh = parameter.device_mesh
+    fits = layout is not None and len(layout) == mesh.ndim
+    placements: list[Placement] = [
+        Replicate() if dimension < 0 else Shard(dimension) for dimension in (layout if fits and layout else ())
+    ]
+    found = torch.distributed.tensor.empty(
+        *wanted.shape, dtype=wanted.dtype, device_mesh=mesh, placements=placements or [Replicate()] * mesh.ndim
+    )
+    return found
+
+
+def _spread(saved: Any, make: _Make, present: Any = None, path: tuple[str, ...] = ()) -> Any:
+    """`saved` with tensors in the place of descriptions: those of `present` that fit, or made ones."""
+    if isinstance(saved, Described):
+        return present if _fits(present, saved) else make(path, saved)
+    if isinstance(saved, dict):
+        of = present if isinstance(present, dict) else {}
+        return {key: _spread(value, make, of.get(key), (*path, str(key))) for key, value in saved.items()}
+    if isinstance(saved, list | tuple):
+        inner = present if isinstance(present, list | tuple) and len(present) == len(saved) else [None] * len(saved)
+        pairs = zip(saved, inner, strict=True)
+        return type(saved)(_spread(one, make, two, (*path, str(n))) for n, (one, two) in enumerate(pairs))
+    return saved
+
+
+def _fits(present: Any, wanted: Described) -> bool:
+    return (
+        isinstance(present, torch.Tensor)
+        and (present.dtype, present.shape) == (wanted.dtype, wanted.shape)
+        and not torch._debug_has_internal_overlap(present.to_local() if isinstance(present, DTensor) else present)
+    )
+
+
+class Packing:
+    """The state of a parameter in the form of a commit.
+
+    Attributes:
+        layouts: How tensors are spread that aren't spread like the parameter, as one might think: the dimensions by
+            which a DTensor is sharded (-1: it is replicated), none for a plain tensor.
+    """
+
+    def __init__(self, parameter: torch.Tensor | None, *, is_cut: bool = False) -> None:
+        """`is_cut`: whether a rank has a part of the parameter. A DTensor is cut."""
+        self._parameter = parameter
+        self._is_cut = is_cut or isinstance(parameter, DTensor)
+        self.layouts: dict[str, list[int]] = {}
+
+    def of(self, value: Any, path: str = "") -> Any:
+        """Raises UnsupportedState."""
+        if isinstance(value, dict):
+            return {key: self.of(each, f"{path}.{key}") for key, each in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(self.of(each, f"{path}.{number}") for number, each in enumerate(value))
+        return self._tensor(value, path.removeprefix(".")) if isinstance(value, torch.Tensor) else value
+
+    def _tensor(self, value: torch.Tensor, path: str) -> Any:
+        parameter = self._parameter
+        if isinstance(value, DTensor):
+            if (
+                parameter is None
+                or is_wrapping(value.to_local())
+                or any(isinstance(each, Partial) for each in value.placements)
+            ):
+                raise UnsupportedState(_not_of_elements(path, value))
+            if not (isinstance(parameter, DTensor) and _is_spread_alike(value, parameter)):
+                self.layouts[path] = [each.dim if isinstance(each, Shard) else -1 for each in value.placements]
+            return value
+        if self._is_cut and value.numel() > 1:
+            raise UnsupportedState(_not_of_elements(path, value))
+        if isinstance(parameter, DTensor) and value.shape == parameter.shape:
+            self.layouts[path] = []
+        if is_wrapping(value):
+            return taken_apart(value, path)
+        if not codec.is_plain(value):
+            raise UnsupportedState(
+                f"The optimizer's state {path!r} is a {type(value).__name__} ({value.dtype}, {value.layout}), which "
+                "a checkpoint can't hold. Use another optimizer."
+            )
+        return value
+
+
+def _is_spread_alike(value: DTensor, parameter: DTensor) -> bool:
+    return (value.shape, value.placements) == (parameter.shape, parameter.placements)
+
+
+def _not_of_elements(name: str, value: torch.Tensor) -> str:
+    """The sentence for a state that belongs to a rank's part of a parameter as a whole.
+
+    Examples are the scales of an 8-bit optimizer: each rank has different ones, and a checkpoint holds one.
+    """
+    return (
+        f"The optimizer's state {name!r} of shape {list(value.shape)} is not one number for each element of a "
+        "parameter, and cannot be saved if parameters are sharded; use another optimizer, or the strategy ddp."
+    )
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, dict):
+        whole = together(value)
+        return {key: _unpacked(each) for key, each in value.items()} if whole is None else whole
+    return type(value)(map(_unpacked, value)) if type(value) in (list, tuple) else value
+
+
+def _as_loaded(now: Any, loaded: Any) -> Any:
+    """`now`, with tensors as they were loaded where torch has changed their type or device."""
+    if isinstance(loaded, torch.Tensor) and isinstance(now, torch.Tensor):
+        return now if (now.dtype, now.device) == (loaded.dtype, loaded.device) else loaded
+    if isinstance(loaded, dict) and isinstance(now, dict):
+        return {key: _as_loaded(value, loaded.get(key)) for key, value in now.items()}
+    if type(loaded) in (list, tuple) and type(now) is type(loaded) and len(now) == len(loaded):
+        return type(now)(_as_loaded(*pair) for pair in zip(now, loaded, strict=True))
+    return now
