@@ -12,7 +12,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -26,14 +26,18 @@ ANSWERS = {
     "full": (507, "XMinioStorageFull"),
 }
 CONTROL = "/-/fault/"
+# Ways of servers that speak S3's protocol in part. They concern requests of one kind, and others are forwarded.
+_CHECKSUMS = ("x-amz-checksum-", "x-amz-sdk-checksum-algorithm", "x-amz-trailer")
+_CONDITIONS = ("if-match", "if-none-match")
 DAWDLE_SECONDS = 2.0
 
 
 class FaultyProxy(ThreadingHTTPServer):
     """A proxy that forwards to `upstream` (a URL), or plays `fault`.
 
-    `fault` is a key of ANSWERS, "drops" (the connection), "hangs" (until the client hangs up), "cuts" (an answer in
-    the middle of its body), "dawdles" (takes a body steadily, but little at a time for the first DAWDLE_SECONDS), or
+    `fault` is a key of ANSWERS, a way of servers that know S3 in part (`_refusal`, and "ignores conditions"), "drops"
+    (the connection), "hangs" (until the client hangs up), "cuts" (an answer in the middle of its body), "dawdles"
+    (takes a body steadily, but little at a time for the first DAWDLE_SECONDS), or
     "" for no fault. It holds for `times` requests of paths that contain `within`.
     """
 
@@ -45,6 +49,8 @@ class FaultyProxy(ThreadingHTTPServer):
         self.upstream = split.netloc
         self.url = f"http://127.0.0.1:{self.server_port}{split.path}"
         self._lock = threading.Lock()
+        self.headers_of_bodies: set[str] = set()
+        """Names, in lower case, of the headers that came with bodies."""
         self.play("")
 
     def play(self, fault: str, times: int = 1 << 30, within: str = "") -> None:
@@ -88,6 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.play(self.path.removeprefix(CONTROL))
             self._send(200, b"")
             return
+        if size:
+            self.server.headers_of_bodies.update(name.lower() for name in self.headers)
         fault = self.server.fault_of(self.path)
         body = self._slowly(size) if fault == "dawdles" else self.rfile.read(size)
         if fault == "drops":
@@ -97,8 +105,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif fault in ANSWERS:
             self._refuse(*ANSWERS[fault])
+        elif refusal := self._refusal(fault):
+            self._refuse(*refusal)
         else:
-            self._forward(body, cut=fault == "cuts")
+            dropped = ("expect", *_CONDITIONS) if fault == "ignores conditions" else ("expect",)
+            self._forward(body, cut=fault == "cuts", dropped=dropped)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = do_PATCH = _answer  # noqa: N815
 
@@ -109,16 +120,33 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(DAWDLE_SECONDS / 80)
         return body + self.rfile.read(size - len(body))
 
-    def _refuse(self, status: int, code: str) -> None:
-        if "x-amz-date" in self.headers:
-            self._send(status, f"<Error><Code>{code}</Code><Message>played by a test</Message></Error>".encode())
-        else:
-            self._send(status, json.dumps({"error": {"code": status, "message": "played by a test"}}).encode())
+    def _refusal(self, way: str) -> tuple[int, str, str] | None:
+        """How a server with this way refuses the request, if it does: status, code and message."""
+        sent = {name.lower() for name in self.headers}
+        writes = self.command == "PUT" and "partNumber" not in self.path
+        writes |= self.command == "POST" and "uploads" in self.path
+        if way == "refuses checksums":  # Backblaze B2
+            for name in sent:
+                if name.startswith(_CHECKSUMS):
+                    return 400, "InvalidArgument", f"Unsupported header '{name}' received for this API call."
+        if way == "deletes by MD5" and self.command == "POST" and "delete" in self.path and "content-md5" not in sent:
+            return 400, "MissingContentMD5", "Missing required header for this request: Content-MD5."
+        if way == "knows no conditions" and sent & set(_CONDITIONS):
+            return 501, "NotImplemented", "A header you provided implies functionality that is not implemented"
+        if way == "asks for encryption" and writes and "x-amz-server-side-encryption" not in sent:
+            return 403, "AccessDenied", "not authorized to perform: s3:PutObject with an explicit deny"
+        return None
 
-    def _forward(self, body: bytes, *, cut: bool) -> None:
+    def _refuse(self, status: int, code: str, message: str = "played by a test") -> None:
+        if "x-amz-date" in self.headers:
+            self._send(status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode())
+        else:
+            self._send(status, json.dumps({"error": {"code": status, "message": message}}).encode())
+
+    def _forward(self, body: bytes, *, cut: bool, dropped: Collection[str]) -> None:
         connection = http.client.HTTPConnection(self.server.upstream, timeout=60)
         try:
-            headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
             connection.request(self.command, self.path, body, headers)
             answer = connection.getresponse()
             content = answer.read()

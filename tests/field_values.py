@@ -107,6 +107,7 @@ _GIVEN: dict[str, Any] = {
         "peerReplicas": 1,
         "peerInterval": 2,
         "endpointURL": "http://store:9000",
+        "encryption": "AES256",
     },
     "stability": {
         "lossSpike": {"factor": 3.0, "window": 20, "action": "skip"},

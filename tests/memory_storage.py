@@ -53,6 +53,9 @@ class MemoryStorage:
             found = sorted((key, len(data)) for key, (data, _) in self._objects.items())
         return (item for item in found if item[0].startswith(prefix))
 
+    def keeps_deleted(self, key: str) -> str | None:
+        return None
+
     def delete(self, keys: Iterable[str]) -> None:
         with self._lock:
             for key in keys:

@@ -41,7 +41,7 @@ step_option = click.option("--step", type=int, help="Step of the commit. Default
 
 @click.group()
 def checkpoints() -> None:
-    """List, show, verify and export the commits of a job.
+    """List, show, verify and export the commits of a job, and try its store.
 
     Commits are at a URI that starts with file://, s3:// or gs://.
     """
@@ -121,6 +121,28 @@ def verify(uri: str, step: int | None, endpoint_url: str | None) -> None:
         raise click.ClickException(
             "HEAD is missing or damaged. The next job at this URI rebuilds it from these commits."
         )
+
+
+@checkpoints.command("doctor")
+@uri_argument
+@endpoint_option
+@click.option("--encryption", help="The job's checkpoint.encryption: AES256, or a KMS key.")
+def doctor(uri: str, endpoint_url: str | None, encryption: str | None) -> None:
+    """Try whether a store does what checkpoints need.
+
+    It writes a few objects of its own below URI, and deletes them again. Run it with the job's credentials and
+    environment, before a long run.
+    """
+    with _sentences():
+        from spottrain.checkpoint.store_trial import try_store
+        from spottrain.checkpoint.stores.uri import open_storage
+
+        storage = open_storage(uri, endpoint_url=endpoint_url, encryption=encryption)
+        for finding in try_store(storage):
+            _say(f"works: {finding.works}")
+            if finding.warning is not None:
+                _say(finding.warning)
+    _say(f"{uri} can hold checkpoints.")
 
 
 @checkpoints.command("export")

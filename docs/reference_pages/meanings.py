@@ -138,6 +138,10 @@ FAILURES: Mapping[FailureReason, Reason] = {
         meaning="The store denies access, there are no credentials, or the image lacks the store's client.",
         action="Check podTemplate.serviceAccountName and the rights on the bucket, or add the client to the image.",
     ),
+    FailureReason.CHECKPOINT_STORE_UNFIT: Reason(
+        meaning="The store does not do what commits need: conditional writes, or flock in a folder.",
+        action="Use a store that does; `spottrain checkpoints doctor URI` tries it.",
+    ),
     FailureReason.CHECKPOINT_INCOMPATIBLE: Reason(
         meaning="The commits at checkpoint.uri belong to another model, data set or format.",
         action="Restore the script that wrote them, or create a new job with a different checkpoint.uri. Nothing was "

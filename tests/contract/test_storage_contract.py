@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import resource
 import signal
@@ -21,7 +22,9 @@ from spottrain.checkpoint.errors import (
     StorageDenied,
     StorageMissing,
     StorageUnavailable,
+    StoreUnfit,
 )
+from spottrain.checkpoint.store_trial import try_store
 from spottrain.checkpoint.stores.file_storage import FileStorage
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain.checkpoint.stores.uri import SCHEMES, open_storage
@@ -440,3 +443,45 @@ def test_a_mount_point_whose_mount_is_broken_is_unavailable(tmp_path: Path, monk
     monkeypatch.setattr(Path, "is_dir", lambda path: os.path.isdir(path))
     with pytest.raises(StorageUnavailable, match=os.strerror(errno.ENOTCONN)):
         open_storage(f"file://{tmp_path}")
+
+
+def test_each_store_passes_the_trial(storage: CheckpointStorage) -> None:
+    findings = list(try_store(storage))
+    assert len(findings) == 6
+    assert not any(finding.warning for finding in findings)
+    assert list(storage.list("")) == []
+
+
+def test_a_bucket_that_keeps_versions_is_named(s3_store: ObjectStore, s3_credentials: None, tmp_path: Path) -> None:
+    bucket = s3_store.new_bucket()
+    s3_store.client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    *_, last = try_store(open_storage(f"s3://{bucket}/p", endpoint_url=s3_store.endpoint_url))
+    assert last.warning is not None
+    assert "the bucket keeps versions of deleted objects" in last.warning
+
+
+def test_a_folder_is_written_where_folders_can_not_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CIFS and FUSE answer so."""
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir():
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    storage = FileStorage(tmp_path)
+    storage.upload("a/b", b"1")
+    assert storage.get("a/b")[0] == b"1"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL])
+def test_a_folder_without_locks_is_refused_by_its_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def flock(file: object, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(StoreUnfit, match=r"refuses flock \(.*Mount it with locks \(NFS without `nolock`"):
+        list(try_store(FileStorage(tmp_path)))

@@ -12,11 +12,20 @@ import pytest
 
 from faulty_proxy import DAWDLE_SECONDS, FaultyProxy, faulty_proxy
 from object_stores import ObjectStore
-from spottrain.checkpoint.errors import StorageDenied, StorageError, StorageFull, StorageMissing, StorageUnavailable
+from spottrain.checkpoint.errors import (
+    StorageDenied,
+    StorageError,
+    StorageFull,
+    StorageMissing,
+    StorageUnavailable,
+    StoreUnfit,
+)
+from spottrain.checkpoint.store_trial import try_store
 from spottrain.checkpoint.stores import gcs_storage
 from spottrain.checkpoint.stores.gcs_storage import GcsStorage
 from spottrain.checkpoint.stores.s3_storage import S3Storage
 from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, CheckpointStorage
+from spottrain.checkpoint.stores.uri import open_storage
 
 Store = tuple[CheckpointStorage, FaultyProxy]
 
@@ -158,3 +167,74 @@ def test_an_answer_that_breaks_off_is_not_taken_for_a_short_object(store: Store)
     proxy.play("cuts", times=1)
     assert storage.read_into("k", 0, memory) == len(data)
     assert memory == data
+
+
+@pytest.fixture
+def partial_server(moto_store: ObjectStore, s3_credentials: None) -> Iterator[Bucket]:
+    """A bucket of a server that speaks S3 in part. It checks no signatures, so that the proxy may drop headers."""
+    with faulty_proxy(moto_store.endpoint_url) as proxy:
+        yield Bucket(kind="s3", name=moto_store.new_bucket(), proxy=proxy)
+
+
+@pytest.mark.parametrize(
+    ("way", "kind", "sentence"),
+    [
+        ("ignores conditions", StoreUnfit, r"overwrote an object by a write that should only create it"),
+        (
+            "knows no conditions",
+            StorageDenied,
+            r"NotImplemented.*a trial of a write that only creates",
+        ),
+        ("refuses checksums", StorageDenied, r"Set AWS_REQUEST_CHECKSUM_CALCULATION=when_required in the job's env"),
+        ("asks for encryption", StorageDenied, r"with an explicit deny\).*checkpoint\.encryption"),
+    ],
+)
+def test_a_trial_names_what_a_server_lacks(
+    partial_server: Bucket, way: str, kind: type[StorageError], sentence: str
+) -> None:
+    partial_server.proxy.play(way)
+    with pytest.raises(StorageDenied, match=rf"{sentence}.*docs/how-to/bucket\.md") as raised:
+        list(try_store(partial_server.open(patient=False)))
+    assert isinstance(raised.value, kind)
+
+
+@pytest.mark.parametrize("way", ["deletes by MD5", "refuses checksums"])
+def test_a_server_that_refuses_to_delete_many_at_once_is_asked_for_each(
+    partial_server: Bucket, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+    storage = partial_server.open(patient=False)
+    partial_server.proxy.play(way)
+    keys = [f"k{number}" for number in range(5)]
+    for key in keys:
+        storage.put(key, b"1")
+    storage.delete([*keys[:4], "never was"])
+    assert [key for key, _ in storage.list("")] == keys[4:]
+
+
+def test_bodies_carry_md5_if_checksums_are_only_sent_when_required(
+    partial_server: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+    partial_server.proxy.play("refuses checksums")
+    assert len(list(try_store(partial_server.open(patient=False)))) == 6
+    assert "content-md5" in partial_server.proxy.headers_of_bodies
+
+
+@pytest.mark.parametrize(
+    ("encryption", "sent"), [("AES256", "AES256"), ("arn:aws:kms:eu-west-1:123456789012:key/k", "aws:kms")]
+)
+def test_writes_ask_for_encryption_if_the_bucket_demands_it(
+    partial_server: Bucket, moto_store: ObjectStore, encryption: str, sent: str
+) -> None:
+    partial_server.proxy.play("asks for encryption")
+    storage = open_storage(
+        f"s3://{partial_server.name}/p", endpoint_url=partial_server.proxy.url, encryption=encryption
+    )
+    assert len(list(try_store(storage))) == 6
+    storage.put("k", b"1")
+    storage.upload("large", bytes(9 << 20))
+    for key in ("p/k", "p/large"):
+        described = moto_store.client.head_object(Bucket=partial_server.name, Key=key)
+        assert described["ServerSideEncryption"] == sent
+        assert described.get("SSEKMSKeyId") == (encryption if sent == "aws:kms" else None)

@@ -45,6 +45,7 @@ _GIVEN: dict[str, Any] = {
         "peerReplicas": 1,
         "peerInterval": 3,
         "endpointURL": "http://store:9000",
+        "encryption": "AES256",
     },
     "stability": {
         "lossSpike": {"factor": 2.5, "window": 20, "action": "skip"},

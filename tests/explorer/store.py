@@ -72,6 +72,9 @@ class AskedStorage:
     def delete(self, keys: Iterable[str]) -> None:
         self._ask("delete", tuple(keys))
 
+    def keeps_deleted(self, key: str) -> str | None:
+        return None
+
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         return 0
 

@@ -124,7 +124,7 @@ def test_an_endpoint_that_only_the_users_configuration_knows_is_heeded(
 def test_a_refusal_names_the_rights_or_the_key_that_is_wrong(code: str, remedy: str) -> None:
     storage = refusing(403, code)
     for use in (lambda: storage.put("k", b""), lambda: list(storage.list(""))):
-        with pytest.raises(StorageDenied, match=rf"is denied \({code}\): {remedy}"):
+        with pytest.raises(StorageDenied, match=rf"is denied \({code}: no\): {remedy}"):
             use()
 
 

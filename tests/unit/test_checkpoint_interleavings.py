@@ -125,6 +125,9 @@ class GatedStorage:
         for key in keys:
             self.inner.delete([key])
 
+    def keeps_deleted(self, key: str) -> str | None:
+        return None
+
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         return self.inner.abandon_uploads(prefix, is_over)
 

@@ -58,6 +58,7 @@ class FailureReason(StrEnum):
     CHECKPOINT_STORAGE_FULL = "CheckpointStorageFull"
     CHECKPOINT_STORAGE_MISSING = "CheckpointStorageMissing"
     CHECKPOINT_ACCESS_DENIED = "CheckpointAccessDenied"
+    CHECKPOINT_STORE_UNFIT = "CheckpointStoreUnfit"
     CHECKPOINT_INCOMPATIBLE = "CheckpointIncompatible"
     CHECKPOINT_DAMAGED = "CheckpointDamaged"
     CHECKPOINT_SAVE_FAILED = "CheckpointSaveFailed"
@@ -72,6 +73,7 @@ FATAL_REASONS = frozenset(
         FailureReason.CHECKPOINT_STORAGE_FULL,
         FailureReason.CHECKPOINT_STORAGE_MISSING,
         FailureReason.CHECKPOINT_ACCESS_DENIED,
+        FailureReason.CHECKPOINT_STORE_UNFIT,
         FailureReason.CHECKPOINT_INCOMPATIBLE,
         FailureReason.CHECKPOINT_DAMAGED,
         FailureReason.TRAINING_UNSTABLE,

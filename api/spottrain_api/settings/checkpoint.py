@@ -62,3 +62,13 @@ class CheckpointConfig(Resource):
             "https://host:port. Default: the cloud's.",
         ),
     ] = None
+    encryption: Annotated[
+        Line | None,
+        Field(
+            min_length=1,
+            max_length=2048,
+            description="How each write asks the store to encrypt, if a policy of the bucket demands that: AES256 or "
+            "the ARN of a KMS key on s3://, the resource name of a Cloud KMS key on gs://. "
+            "Default: as the bucket is set up.",
+        ),
+    ] = None

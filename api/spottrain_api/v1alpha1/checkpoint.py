@@ -29,6 +29,11 @@ class Checkpoint(CheckpointConfig):
             "checkpoint.endpointURL: not an HTTP address; write http://host:port or https://host:port",
         ),
         (
+            "!has(self.encryption) || (self.uri.startsWith('s3://') || self.uri.startsWith('gs://') && "
+            "self.encryption != 'AES256')",
+            "checkpoint.encryption: write AES256 or a KMS key for s3://, a Cloud KMS key for gs://, nothing for file://",
+        ),
+        (
             f"self.interval.matches('{INTERVAL_PATTERN}')",
             "checkpoint.interval: write auto, or a number from 1 on with steps, s or m, as in 50steps, 30s or 5m",
         ),

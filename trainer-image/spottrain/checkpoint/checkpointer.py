@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -95,12 +95,13 @@ class Checkpointer:
         self.has_rebuilt_head = False
         """Whether `latest` found HEAD missing or damaged, so that it was rebuilt."""
 
-    def latest(self, *, verify: bool = False) -> Commit | None:
+    def latest(self, *, verify: bool = False, before_first: Callable[[], None] = lambda: None) -> Commit | None:
         """Return the newest commit, the same on all ranks, and fence older generations.
 
         Args:
             verify: Read all bytes of the commit first. A damaged commit is passed over, with a warning, for the
                 newest kept one that is whole.
+            before_first: Called on rank 0 before the first write to a store that holds nothing yet. It may raise.
 
         Returns:
             The commit, or None if there is none.
@@ -110,7 +111,9 @@ class Checkpointer:
             CorruptCheckpoint: HEAD is damaged beyond repair or, with `verify`, no kept commit is whole.
             StorageError: The store can't be read.
         """
-        head = self._collectives.from_rank_0(lambda: fence(self._storage, self._generation), _HEAD)
+        head = self._collectives.from_rank_0(
+            lambda: fence(self._storage, self._generation, before_first=before_first), _HEAD
+        )
         self.has_rebuilt_head = self.has_rebuilt_head or head.rebuilt
         return self._loader.newest_whole(head.commits) if verify else head.newest
 

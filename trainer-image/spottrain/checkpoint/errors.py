@@ -58,6 +58,10 @@ class StorageMissing(StorageDenied):
     """The bucket or folder does not exist, or not any more."""
 
 
+class StoreUnfit(StorageDenied):
+    """The store does not do what checkpoints need, such as conditional writes."""
+
+
 class Fenced(CheckpointError):
     """A newer generation, `fence`, has taken over, or another start of the same one.
 

@@ -22,6 +22,7 @@ from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.saving.writer import started_writer
+from spottrain.checkpoint.store_trial import try_store
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.recovery.reports import report_failure
@@ -139,7 +140,12 @@ def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: Progr
     collectives = Collectives(groups.checkpoint, launch.rank)
     # If the folder of a job with commits is missing, it is not mounted. A new one in its place would hold no commits.
     storage = collectives.together(
-        lambda: open_storage(uri, endpoint_url=settings.endpoint_url, create_folder=config.resume is None)
+        lambda: open_storage(
+            uri,
+            endpoint_url=settings.endpoint_url,
+            encryption=settings.encryption,
+            create_folder=config.resume is None,
+        )
     )
     if config.generation == 0:
         fence = collectives.from_rank_0(lambda: _newest_fence(storage), TypeAdapter(int))
@@ -148,7 +154,7 @@ def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: Progr
         reporter.update(generation=generation)
     writer = started_writer()
     if writer is not None:
-        writer.connect(uri, settings.endpoint_url)
+        writer.connect(uri, settings.endpoint_url, settings.encryption)
     checkpointer = Checkpointer(
         storage,
         generation=config.generation,
@@ -159,10 +165,17 @@ def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: Progr
         retention=retention_of(config),
         writer=writer,
     )
-    newest = checkpointer.latest()
+    newest = checkpointer.latest(before_first=lambda: _try(storage, reporter))
     _refuse_older(newest, config.resume, uri)
     extra = checkpointer.newest_extra() if config.strategy == Strategy.AUTO else {}
     return OpenedStore(config=config, checkpointer=checkpointer, newest=newest, newest_extra=extra)
+
+
+def _try(storage: CheckpointStorage, reporter: ProgressReporter) -> None:
+    for finding in try_store(storage):
+        if finding.warning is not None:
+            logger.warning("%s", finding.warning)
+            reporter.update(message=finding.warning)
 
 
 def _newest_fence(storage: CheckpointStorage) -> int:

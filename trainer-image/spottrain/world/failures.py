@@ -24,6 +24,7 @@ from spottrain.checkpoint.errors import (
     StorageFull,
     StorageMissing,
     StorageUnavailable,
+    StoreUnfit,
 )
 from spottrain_api.contract.lost_peers import is_lost_peer, lost_peer_sentence
 from spottrain_api.contract.reports import Failure, FailureReason
@@ -35,6 +36,7 @@ _REASONS: tuple[tuple[type[CheckpointError], FailureReason], ...] = (
     (StorageMissing, FailureReason.CHECKPOINT_STORAGE_MISSING),
     (CredentialsMissing, FailureReason.CHECKPOINT_ACCESS_DENIED),
     (StorageUnavailable, FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE),
+    (StoreUnfit, FailureReason.CHECKPOINT_STORE_UNFIT),
     (StorageDenied, FailureReason.CHECKPOINT_ACCESS_DENIED),
     (CheckpointMismatch, FailureReason.CHECKPOINT_INCOMPATIBLE),
     (CorruptCheckpoint, FailureReason.CHECKPOINT_DAMAGED),

@@ -36,8 +36,13 @@ def read_head(storage: CheckpointStorage) -> Head | None:
     return _read(storage)[0]
 
 
-def fence(storage: CheckpointStorage, generation: int) -> Head:
+def fence(storage: CheckpointStorage, generation: int, *, before_first: Callable[[], None] = lambda: None) -> Head:
     """Fence older generations, so that they can't commit any more.
+
+    Args:
+        storage: The store.
+        generation: The generation that takes over.
+        before_first: Called before the first write to a store that holds no HEAD and no commit. It may raise.
 
     Returns:
         What HEAD says from now on.
@@ -48,6 +53,7 @@ def fence(storage: CheckpointStorage, generation: int) -> Head:
 
     def raise_fence(head: Head | None) -> Head:
         if head is None:
+            before_first()
             return Head(fence=generation)
         if head.fence > generation:
             raise Fenced(

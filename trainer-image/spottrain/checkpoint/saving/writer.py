@@ -54,6 +54,7 @@ class _StoreSettings:
 
     uri: str
     endpoint_url: str | None
+    encryption: str | None
     environment: tuple[tuple[str, str], ...]
     folder: str | None
 
@@ -87,7 +88,7 @@ class WriterProcess:
         theirs.close()
         return cls(pid, ours)
 
-    def connect(self, uri: str, endpoint_url: str | None = None) -> None:
+    def connect(self, uri: str, endpoint_url: str | None = None, encryption: str | None = None) -> None:
         """Set the store to write to.
 
         Call it together with `open_storage`, with the same arguments: the writer takes over the environment of this
@@ -97,7 +98,11 @@ class WriterProcess:
         with contextlib.suppress(OSError):
             folder = os.getcwd()
         self._store = _StoreSettings(
-            uri=uri, endpoint_url=endpoint_url, environment=tuple(sorted(os.environ.items())), folder=folder
+            uri=uri,
+            endpoint_url=endpoint_url,
+            encryption=encryption,
+            environment=tuple(sorted(os.environ.items())),
+            folder=folder,
         )
 
     def write(self, key: str, descriptor: int, size: int) -> DataFile:
@@ -251,4 +256,4 @@ def _open(store: _StoreSettings) -> CheckpointStorage:
         with contextlib.suppress(OSError):
             os.chdir(store.folder)
     # The rank has created the folder before.
-    return open_storage(store.uri, endpoint_url=store.endpoint_url, create_folder=False)
+    return open_storage(store.uri, endpoint_url=store.endpoint_url, encryption=store.encryption, create_folder=False)

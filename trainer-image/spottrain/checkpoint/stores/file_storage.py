@@ -24,6 +24,7 @@ from spottrain.checkpoint.errors import (
     StorageFull,
     StorageMissing,
     StorageUnavailable,
+    StoreUnfit,
 )
 from spottrain.checkpoint.stores.storage import Buffer
 
@@ -33,6 +34,8 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG}
 _MISSING = {errno.ENOENT, errno.ENOTDIR}
 _NO_FOLDER = {errno.EEXIST, errno.ENOTDIR}
+# What file systems answer that have no such call (CIFS and FUSE for the fsync of a folder, for example).
+_NOT_OFFERED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
 
 
 class FileStorage:
@@ -89,6 +92,9 @@ class FileStorage:
             with self._sentences(f"delete {key}"):
                 path.unlink(missing_ok=True)
             self._remove_empty_folders(path.parent)
+
+    def keeps_deleted(self, key: str) -> str | None:
+        return None
 
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         left = []
@@ -159,7 +165,12 @@ class FileStorage:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         with (self._root / _LOCK).open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno in {*_NOT_OFFERED, errno.ENOLCK}:
+                    raise self._without_locks(error) from error
+                raise
             try:
                 yield
             finally:
@@ -181,6 +192,13 @@ class FileStorage:
             raise
         except OSError as error:
             raise self._sentence(doing, error) from error
+
+    def _without_locks(self, error: OSError) -> StoreUnfit:
+        return StoreUnfit(
+            f"The file system of the checkpoint folder {self._root} refuses flock ({error.strerror}), by which two "
+            "generations never commit at once. Mount it with locks (NFS without `nolock`, CIFS without `nobrl`), or "
+            "use a different volume or a bucket for checkpoint.uri in a new job."
+        )
 
     def _sentence(self, doing: str, error: OSError) -> StorageError:
         where = f"Could not {doing} in the checkpoint folder {self._root}"
@@ -229,11 +247,17 @@ def _etag_of(data: Buffer) -> str:
 
 
 def _sync_folders(folder: Path, root: Path) -> None:
-    """Make the rename durable, and the folders that were created for it."""
+    """Make the rename durable, and the folders that were created for it.
+
+    A file system that refuses to sync folders orders renames by itself, or can't do better.
+    """
     while True:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _NOT_OFFERED:
+                raise
         finally:
             os.close(descriptor)
         if folder == root:

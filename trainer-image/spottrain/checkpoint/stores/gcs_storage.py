@@ -61,6 +61,7 @@ class GcsStorage:
         bucket: str,
         prefix: str = "",
         endpoint_url: str | None = None,
+        kms_key: str | None = None,
         retry_seconds: float = 60.0,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
@@ -70,6 +71,7 @@ class GcsStorage:
             bucket: Name of the bucket.
             prefix: Prefix of all keys, without a slash at its ends.
             endpoint_url: Address of a GCS-compatible server. None: STORAGE_EMULATOR_HOST, or Google.
+            kms_key: Resource name of the Cloud KMS key that encrypts what is written. None: the bucket decides.
             retry_seconds: How long to retry a request, with growing pauses.
             answer_seconds: How long a connection may stall before the request is sent again.
         """
@@ -78,6 +80,7 @@ class GcsStorage:
             "timeout": (_CONNECT_SECONDS, answer_seconds),
         }
         self._prefix = f"{prefix}/" if prefix else ""
+        self._kms_key = kms_key
         endpoint = endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST")
         self._name = f"gs://{bucket}/{self._prefix}"
         anonymous: Any = AnonymousCredentials  # untyped
@@ -157,6 +160,10 @@ class GcsStorage:
             with contextlib.suppress(ObjectNotFound), self._sentences(key):
                 self._blob(key).delete(**self._patience)
 
+    def keeps_deleted(self, key: str) -> str | None:
+        """Soft delete keeps them, but only who may read the bucket's settings can know."""
+        return None
+
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         """Do nothing: `list` shows the parts of an unfinished upload. They are objects, and `delete` removes them."""
         return 0
@@ -174,7 +181,7 @@ class GcsStorage:
         return exists
 
     def _blob(self, key: str) -> Blob:
-        return self._bucket.blob(self._prefix + key)
+        return self._bucket.blob(self._prefix + key, kms_key_name=self._kms_key)
 
     @contextlib.contextmanager
     def _sentences(self, key: str) -> Iterator[None]:
@@ -189,7 +196,8 @@ class GcsStorage:
             raise StorageUnavailable(f"{where} was damaged on the way: {one_line(str(error))}") from error
         except (Forbidden, Unauthorized) as error:
             raise StorageDenied(
-                f"Access to {where} is denied: let the job's service account read, write, list and delete there."
+                f"Access to {where} is denied ({one_line(error.message)}): let the job's service account read, "
+                "write, list and delete there."
             ) from error
         except (ServerError, TooManyRequests, RetryError, *_NO_ANSWER) as error:
             last = error.cause if isinstance(error, RetryError) else error

@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
+import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from email.utils import formatdate
 from itertools import islice
 from typing import Any, TypeVar
 
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConnectTimeoutError,
-    EndpointConnectionError,
-    IncompleteReadError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    ReadTimeoutError,
-    ResponseStreamingError,
-    SSLError,
-)
-from urllib3.exceptions import HTTPError
 from zlib_ng import zlib_ng
 
 from spottrain.checkpoint.errors import (
-    CredentialsMissing,
     ObjectNotFound,
     PreconditionFailed,
     StorageDenied,
     StorageError,
-    StorageFull,
-    StorageMissing,
     StorageUnavailable,
+)
+from spottrain.checkpoint.stores.s3_answers import (
+    DENIED,
+    BeyondTheEnd,
+    BrokenOff,
+    Conflict,
+    Refused,
+    S3Answers,
+    UploadGone,
 )
 from spottrain.checkpoint.stores.s3_client import s3_client
 from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, Buffer
 from spottrain.checkpoint.stores.upload_body import UploadBody
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -52,28 +48,6 @@ _DELETE_BATCH = 1000
 _READ_BYTES = 1 << 20  # botocore copies what it reads, which is fast while it is in the processor's cache
 _CONFLICT_RETRIES = 10
 _BROKEN_ANSWERS = 3
-
-_LOST = {"PreconditionFailed", "412"}
-_CONFLICT = {"ConditionalRequestConflict", "409"}
-_BAD_KEYS = {
-    "InvalidAccessKeyId": "the store does not know the access key. Correct AWS_ACCESS_KEY_ID in env, or the Secret "
-    "that holds it.",
-    "SignatureDoesNotMatch": "the secret key does not belong to the access key. Correct AWS_SECRET_ACCESS_KEY in "
-    "env, or the Secret that holds it.",
-    "ExpiredToken": "the credentials have expired. Renew them; static keys with an AWS_SESSION_TOKEN expire with it.",
-}
-_DENIED = {"AccessDenied", "403", "AllAccessDisabled", *_BAD_KEYS}
-_NO_BUCKET = {"NoSuchBucket": "bucket", "NoSuchAccessPoint": "access point"}
-_MISSING = {"NoSuchKey", "404", "NotFound"}
-_FULL = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "507"}
-# Client errors that may pass, most of them with status 400: what botocore retries (botocore/retries/standard.py and
-# special.py) of S3, STS and KMS, and bodies that the way to the store has damaged.
-_PASSING = {
-    *("408", "429", "RequestTimeout", "RequestTimeoutException", "PriorRequestNotComplete", "IDPCommunicationError"),
-    *("Throttling", "ThrottlingException", "ThrottledException", "KMS.ThrottlingException", "SlowDown"),
-    *("RequestThrottled", "RequestThrottledException", "TooManyRequestsException", "RequestLimitExceeded"),
-    *("BandwidthLimitExceeded", "LimitExceededException", "BadDigest", "IncompleteBody"),
-}
 
 
 class S3Storage:
@@ -87,6 +61,7 @@ class S3Storage:
         bucket: str,
         prefix: str = "",
         endpoint_url: str | None = None,
+        encryption: str | None = None,
         max_attempts: int | None = None,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
@@ -98,14 +73,17 @@ class S3Storage:
             bucket: Name of the bucket, or ARN of an access point.
             prefix: Prefix of all keys, without a slash at its ends.
             endpoint_url: Address of an S3-compatible server. None: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS.
+            encryption: What writes ask for: AES256, or a KMS key. None: the bucket decides.
             max_attempts: How often to send a request, with growing pauses. None: AWS_MAX_ATTEMPTS, or 6.
             answer_seconds: How long a connection may stall before the request is sent again.
         """
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._endpoint = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        self._encryption = _encryption(encryption)
+        self._answers = S3Answers(bucket, self._prefix, self._endpoint)
         attempts = max_attempts or int(os.environ.get("AWS_MAX_ATTEMPTS", "6"))
-        with self._sentences(""):
+        with self._answers.sentences(""):
             self._client: Any = s3_client(
                 endpoint_url=self._endpoint,
                 region_name=os.environ.get("AWS_REGION") or _configured_region() or "us-east-1",
@@ -114,6 +92,8 @@ class S3Storage:
                     read_timeout=answer_seconds,
                     retries={"mode": "standard", "total_max_attempts": attempts},
                     max_pool_connections=4 * _PARALLEL_PARTS,
+                    # The manifest holds the checksums of what is read, and not every server knows the header.
+                    response_checksum_validation="when_required",
                     # Servers other than AWS rarely have a host name for each bucket.
                     s3={"addressing_style": "path" if self._endpoint else "auto"},
                 ),
@@ -122,28 +102,30 @@ class S3Storage:
         # training. Only the client knows for certain where it sends to, as the user's ~/.aws/config may say so.
         self._client.meta.config.s3["payload_signing_enabled"] = self._client.meta.endpoint_url.startswith("http:")
         self._client.meta.events.register_last("before-call.s3", _send_at_once)
+        self._sends_checksums = self._client.meta.config.request_checksum_calculation != "when_required"
+        self._deletes_singly = False
 
     def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
         condition = {"IfMatch": if_match} if if_match is not None else {"IfNoneMatch": "*"} if if_absent else {}
         body = bytes(data)
         for _ in range(_CONFLICT_RETRIES):
             try:
-                return str(self._call("put_object", key, Body=body, **condition)["ETag"])
-            except _Conflict:
+                return str(self._call("put_object", key, Body=body, **condition, **self._encryption)["ETag"])
+            except Conflict:
                 # A different conditional write was under way. S3 asks to send this one again.
                 continue
             except ObjectNotFound as error:
                 # If the object of a condition is gone, AWS says so, instead of 412.
                 raise PreconditionFailed(key) from error
         raise StorageUnavailable(
-            f"{self._where(key)}: other writers kept changing the object. Check that no other job uses the same "
-            "checkpoint.uri."
+            f"{self._answers.where(key)}: other writers kept changing the object. Check that no other job uses the "
+            "same checkpoint.uri."
         )
 
     def upload(self, key: str, data: Buffer) -> None:
         view = memoryview(data)
         if len(view) <= PART_BYTES:
-            self._call("put_object", key, Body=UploadBody(view), ChecksumCRC32=_crc32(view))
+            self._call("put_object", key, Body=UploadBody(view), **self._checksum(view), **self._encryption)
         else:
             self._upload_parts(key, view)
 
@@ -155,16 +137,16 @@ class S3Storage:
 
     def _get(self, key: str) -> tuple[bytes, str]:
         answer = self._call("get_object", key)
-        with self._reading(key):
+        with self._answers.reading(key):
             return answer["Body"].read(), str(answer["ETag"])
 
     def _read_into(self, key: str, offset: int, memory: memoryview) -> int:
         try:
             body = self._call("get_object", key, Range=f"bytes={offset}-{offset + len(memory) - 1}")["Body"]
-        except _BeyondTheEnd:
+        except BeyondTheEnd:
             return 0
         filled = 0
-        with self._reading(key):
+        with self._answers.reading(key):
             while filled < len(memory) and (length := body.readinto(memory[filled : filled + _READ_BYTES])):
                 filled += length
         return filled
@@ -173,25 +155,50 @@ class S3Storage:
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket, Prefix=self._prefix + prefix
         )
-        with self._of_the_bucket(prefix):
+        with self._answers.of_the_bucket(prefix):
             for page in pages:
                 for found in page.get("Contents", ()):
                     yield found["Key"].removeprefix(self._prefix), int(found["Size"])
 
     def delete(self, keys: Iterable[str]) -> None:
         remaining = iter(keys)
-        while batch := [{"Key": self._prefix + key} for key in islice(remaining, _DELETE_BATCH)]:
-            with self._of_the_bucket("objects"):
-                answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": batch, "Quiet": True})
-            if errors := answer.get("Errors"):
-                first = errors[0]
-                kind = StorageDenied if first.get("Code") in _DENIED else StorageUnavailable
-                where = self._where(first["Key"].removeprefix(self._prefix))
-                raise kind(f"{where} could not be deleted: {first.get('Message')}")
+        while batch := list(islice(remaining, _DELETE_BATCH)):
+            if not self._deletes_singly:
+                try:
+                    self._delete_together(batch)
+                    continue
+                except Refused as error:
+                    # Some servers refuse the checksum of the request (Backblaze B2), and older ones ask for MD5.
+                    logger.info("Objects are deleted one by one from now on: %s", error)
+                    self._deletes_singly = True
+            with ThreadPoolExecutor(_PARALLEL_PARTS) as pool:
+                list(pool.map(self._delete_one, batch))
+
+    def _delete_together(self, keys: Sequence[str]) -> None:
+        objects = [{"Key": self._prefix + key} for key in keys]
+        with self._answers.of_the_bucket("objects"):
+            answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+        if errors := answer.get("Errors"):
+            first = errors[0]
+            kind = StorageDenied if first.get("Code") in DENIED else StorageUnavailable
+            where = self._answers.where(first["Key"].removeprefix(self._prefix))
+            raise kind(f"{where} could not be deleted: {first.get('Message')}")
+
+    def _delete_one(self, key: str) -> None:
+        with contextlib.suppress(ObjectNotFound):
+            self._call("delete_object", key)
+
+    def keeps_deleted(self, key: str) -> str | None:
+        described = self._call("head_object", key)
+        if until := described.get("ObjectLockRetainUntilDate"):
+            return f"object lock keeps each object until its date, for this one {until:%Y-%m-%d}"
+        if described.get("VersionId", "null") != "null":
+            return "the bucket keeps versions of deleted objects"
+        return None
 
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         abandoned = 0
-        with self._of_the_bucket(prefix):
+        with self._answers.of_the_bucket(prefix):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=self._bucket, Prefix=self._prefix + prefix
             )
@@ -199,22 +206,23 @@ class S3Storage:
         for upload in uploads:
             key = upload["Key"].removeprefix(self._prefix)
             if is_over(key):
-                with contextlib.suppress(_UploadGone):  # a different process was first
+                with contextlib.suppress(UploadGone):  # a different process was first
                     self._call("abort_multipart_upload", key, UploadId=upload["UploadId"])
                     abandoned += 1
         return abandoned
 
     def _upload_parts(self, key: str, view: memoryview) -> None:
         size = max(_part_bytes(len(view)), -(-len(view) // _MAX_PARTS))
-        upload = self._call("create_multipart_upload", key, ChecksumAlgorithm="CRC32")["UploadId"]
+        algorithm = {"ChecksumAlgorithm": "CRC32"} if self._sends_checksums else {}
+        upload = self._call("create_multipart_upload", key, **algorithm, **self._encryption)["UploadId"]
 
         def send(number: int) -> dict[str, Any]:
             part = view[(number - 1) * size : number * size]
-            checksum = _crc32(part)
+            checksum = self._checksum(part)
             sent = self._call(
-                "upload_part", key, UploadId=upload, PartNumber=number, Body=UploadBody(part), ChecksumCRC32=checksum
+                "upload_part", key, UploadId=upload, PartNumber=number, Body=UploadBody(part), **checksum
             )
-            known = {"ChecksumCRC32": checksum} if "ChecksumCRC32" in sent else {}
+            known = {name: value for name, value in checksum.items() if name in sent}
             return {"PartNumber": number, "ETag": sent["ETag"], **known}
 
         try:
@@ -226,8 +234,19 @@ class S3Storage:
                 self._call("abort_multipart_upload", key, UploadId=upload)
             raise
 
+    def _checksum(self, data: memoryview) -> dict[str, str]:
+        """The checksum of a body, as an argument of a call.
+
+        Without CRC-32, boto3 would compute one, and over TLS it would send the body in small pieces that it copies
+        again and again while it holds the interpreter lock. Not every server knows its header: for those, botocore
+        has the setting `when_required`, and every server knows MD5.
+        """
+        if self._sends_checksums:
+            return {"ChecksumCRC32": _base64(zlib_ng.crc32(data).to_bytes(4))}
+        return {"ContentMD5": _base64(hashlib.md5(data, usedforsecurity=False).digest())}
+
     def _call(self, operation: str, key: str, **arguments: Any) -> dict[str, Any]:
-        with self._sentences(key):
+        with self._answers.sentences(key):
             answer: dict[str, Any] = getattr(self._client, operation)(
                 Bucket=self._bucket, Key=self._prefix + key, **arguments
             )
@@ -236,106 +255,24 @@ class S3Storage:
     def _whole(self, read: Callable[[], T]) -> T:
         """Read again if an answer breaks off. boto3 repeats requests, but not for that."""
         for _ in range(_BROKEN_ANSWERS):
-            with contextlib.suppress(_BrokenOff):
+            with contextlib.suppress(BrokenOff):
                 return read()
         return read()
-
-    def _where(self, key: str) -> str:
-        return f"s3://{self._bucket}/{self._prefix}{key}{self._at_server()}"
-
-    def _at_server(self) -> str:
-        return f" at {self._endpoint}" if self._endpoint else ""
-
-    @contextlib.contextmanager
-    def _reading(self, key: str) -> Iterator[None]:
-        with self._sentences(key):
-            try:
-                yield
-            except (IncompleteReadError, ResponseStreamingError, ReadTimeoutError, HTTPError) as error:
-                # botocore doesn't translate all errors of urllib3: not that of a damaged TLS record.
-                raise _BrokenOff(f"The answer of {self._where(key)} broke off: {error}") from error
-
-    @contextlib.contextmanager
-    def _of_the_bucket(self, key: str) -> Iterator[None]:
-        """Sentences of a request to the bucket. No single object can be missing from it."""
-        try:
-            with self._sentences(key):
-                yield
-        except ObjectNotFound as error:
-            # It may pass: a proxy says so if it finds no server.
-            raise StorageUnavailable(
-                f"No bucket answers at s3://{self._bucket}{self._at_server()}: check checkpoint.endpointURL (of a "
-                f"command, --endpoint-url). ({error.__cause__})"
-            ) from error
-
-    @contextlib.contextmanager
-    def _sentences(self, key: str) -> Iterator[None]:
-        try:
-            yield
-        except ClientError as error:
-            raise self._of_answer(key, error) from error
-        except (NoCredentialsError, PartialCredentialsError) as error:
-            raise CredentialsMissing(
-                f"No credentials for {self._where(key)}: give the job's service account access to the bucket, "
-                "or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
-            ) from error
-        except (EndpointConnectionError, ConnectTimeoutError, ReadTimeoutError) as error:
-            raise StorageUnavailable(
-                f"{self._where(key)} can't be reached: check checkpoint.endpointURL (of a command, --endpoint-url) "
-                f"and the network. ({error})"
-            ) from error
-        except SSLError as error:
-            raise StorageUnavailable(
-                f"{self._where(key)} has no valid certificate, or doesn't speak https: check checkpoint.endpointURL "
-                f"(of a command, --endpoint-url). ({error})"
-            ) from error
-        except (BotoCoreError, HTTPError) as error:
-            raise StorageUnavailable(f"{self._where(key)} gave an invalid answer: {error}") from error
-        except (OSError, RuntimeError) as error:
-            # botocore raises these if it can't read a token's file, or if credentials are expired when they arrive.
-            raise StorageUnavailable(
-                f"No valid credentials for {self._where(key)}: check the job's service account and its role. "
-                f"({error})"
-            ) from error
-
-    def _of_answer(self, key: str, error: ClientError) -> StorageError:
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        status = str(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", ""))
-        seen = {code, status}
-        where = self._where(key)
-        if code in _NO_BUCKET:
-            return StorageMissing(
-                f"The {_NO_BUCKET[code]} s3://{self._bucket}{self._at_server()} does not exist: create it, or "
-                "correct checkpoint.uri in a new job."
-            )
-        if code == "NoSuchUpload":
-            return _UploadGone(f"A different process aborted the upload of {where}.")
-        if code == "RequestTimeTooSkewed":
-            stores = error.response["ResponseMetadata"].get("HTTPHeaders", {}).get("date", "another time")
-            return StorageUnavailable(
-                f"{where} refused the request, because this node's clock is wrong: it says "
-                f"{formatdate(usegmt=True)}, the store's {stores}. Set the node's clock."
-            )
-        if code == "InvalidRange" or status == "416":
-            return _BeyondTheEnd(where)
-        for codes, make in (
-            (_LOST, lambda: PreconditionFailed(key)),
-            (_CONFLICT, lambda: _Conflict(where)),
-            (_MISSING, lambda: ObjectNotFound(key)),
-            (_FULL, lambda: StorageFull(f"{where}: the store is full. Free space, or lower checkpoint.keep.")),
-            (_DENIED, lambda: StorageDenied(f"Access to {where} is denied ({code}): {_BAD_KEYS.get(code, _ALLOW)}")),
-        ):
-            if seen & codes:
-                return make()
-        if status.startswith("4") and not seen & _PASSING:
-            return StorageDenied(f"{where} refused the request: {error}")
-        return StorageUnavailable(f"{where} failed, after retries: {error}")
 
 
 def _configured_region() -> str | None:
     """The region of AWS_DEFAULT_REGION, or of the profile in ~/.aws/config."""
     region: str | None = botocore.session.Session().get_config_variable("region")
     return region
+
+
+def _encryption(asked: str | None) -> dict[str, str]:
+    """The arguments of a write by which it asks for encryption."""
+    if asked is None:
+        return {}
+    if asked == "AES256":
+        return {"ServerSideEncryption": asked}
+    return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": asked}
 
 
 def _part_bytes(size: int) -> int:
@@ -346,13 +283,8 @@ def _part_bytes(size: int) -> int:
     return min(max(PART_BYTES, -(-size // (4 * _PARALLEL_PARTS))), _LARGE_PART_BYTES)
 
 
-def _crc32(data: memoryview) -> str:
-    """The checksum in S3's form.
-
-    Without it, boto3 would compute one, and over TLS it would send the body in small pieces that it copies again and
-    again while it holds the interpreter lock.
-    """
-    return base64.b64encode(zlib_ng.crc32(data).to_bytes(4)).decode()
+def _base64(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
 
 
 def _send_at_once(params: dict[str, Any], **_: Any) -> None:
@@ -362,22 +294,3 @@ def _send_at_once(params: dict[str, Any], **_: Any) -> None:
     the server doesn't know it.
     """
     params["headers"].pop("Expect", None)
-
-
-_ALLOW = "let the job's service account read, write, list and delete there."
-
-
-class _Conflict(StorageUnavailable):
-    """S3's 409. Send the same conditional request again."""
-
-
-class _UploadGone(StorageUnavailable):
-    """An upload in parts that is complete or aborted."""
-
-
-class _BrokenOff(StorageUnavailable):
-    """An answer that broke off."""
-
-
-class _BeyondTheEnd(StorageError):
-    """The range starts after the object's last byte."""

@@ -72,6 +72,10 @@ class CheckpointStorage(ObjectReader, Protocol):
         """Delete these objects. It is fine if a key doesn't exist."""
         ...
 
+    def keeps_deleted(self, key: str) -> str | None:
+        """Why deleting this object would not free its bytes, as a clause; None if nothing is known to keep them."""
+        ...
+
     def abandon_uploads(self, prefix: str, is_over: Callable[[str], bool]) -> int:
         """Drop the rest of unfinished uploads of keys under `prefix` if `is_over(key)`.
 

@@ -18,12 +18,15 @@ _BUCKET = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _ACCESS_POINT = re.compile(r"arn:aws[a-z-]*:s3[a-z-]*:[a-z0-9-]*:\d{12}:accesspoint[/:][A-Za-z0-9.-]+")
 
 
-def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bool = True) -> CheckpointStorage:
+def open_storage(
+    uri: str, *, endpoint_url: str | None = None, encryption: str | None = None, create_folder: bool = True
+) -> CheckpointStorage:
     """Open the store that a checkpoint URI names.
 
     Args:
         uri: file:///folder, s3://bucket/prefix or gs://bucket/prefix.
         endpoint_url: Address of an S3-compatible or GCS-compatible server. None: the cloud's own.
+        encryption: AES256 or a KMS key, for writes to a bucket that demands it. A folder has none.
         create_folder: Create a folder that doesn't exist. Without it, such a folder is StorageMissing, as a bucket
             is.
 
@@ -56,11 +59,11 @@ def open_storage(uri: str, *, endpoint_url: str | None = None, create_folder: bo
         with _client("boto3", uri=uri, extra="s3"):
             from spottrain.checkpoint.stores.s3_storage import S3Storage
 
-            return S3Storage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
+            return S3Storage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url, encryption=encryption)
     with _client("google-cloud-storage", uri=uri, extra="gcs"):
         from spottrain.checkpoint.stores.gcs_storage import GcsStorage
 
-        return GcsStorage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
+        return GcsStorage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url, kms_key=encryption)
 
 
 @contextmanager
