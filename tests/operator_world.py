@@ -6,15 +6,13 @@ Kubelets and agents do as the operator says.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import InitVar, dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 from memory_cluster import MemoryCluster
 from spottrain_api import crd
-from spottrain_api.contract.assignments import AgentPhase, AgentReport, AssignmentAction
 from spottrain_api.contract.names import LABEL_CAPACITY_TYPE
-from spottrain_api.contract.reports import CommitRef, Progress, TrainerPhase
 from spottrain_api.v1alpha1.pod_template import Network
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.plan import plan
@@ -29,10 +27,13 @@ from spottrain_operator.objects.isolation import Isolation
 from spottrain_operator.objects.placement import Site
 from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer
+from world.agents import Agent
+from world.clock import EPOCH
+from world.ranks import Pace, Training
 
 KEY = JobKey(namespace="team", name="gpt")
-BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 LAST_STEP = 6
+PACE = Pace(start=0.0, step=1.0, save=0.0, commit_every=10**9)
 
 
 def job(**changes: Any) -> Manifest:
@@ -123,22 +124,22 @@ class CrashingCluster(MemoryCluster):
 class World:
     """The operator, and kubelets and agents that do as it says.
 
-    One turn is one second.
+    One turn is one second, in which a generation that runs makes a step.
     """
 
     cluster: CrashingCluster
     client: ClusterClient | None = None  # through which the operator sees it; None: without caches
-    now: datetime = BEGIN
-    last_step: int = LAST_STEP
-    step_age_seconds: float = 0.1
+    now: datetime = EPOCH
+    last_step: InitVar[int] = LAST_STEP
     num_crashes: int = 0
-    steps: dict[str, int] = field(default_factory=dict)
+    agents: dict[str, Agent] = field(default_factory=dict)
     allowed_networks: frozenset[Network] = frozenset()
     control: ControlAddress = ControlAddress(url="https://control:8443", ca="CA")
     isolates_jobs: bool = False
     restarts: bool = True  # the operator, after a pass that failed
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, last_step: int) -> None:
+        self.training = Training(total_steps=last_step, pace=PACE)
         self.start_operator()
 
     def start_operator(self) -> None:
@@ -170,20 +171,31 @@ class World:
             if self.restarts:
                 self.start_operator()
         self.cluster.finish_deletions()
-        for pod in self.cluster.pods.values():
+        pods = {pod["metadata"]["uid"]: pod for pod in self.cluster.pods.values()}
+        for uid in self.agents.keys() - pods.keys():
+            self.training.lose(self.agents.pop(uid))
+        for pod in pods.values():
             self._run(pod)
-            await self._agent(pod)
+        for uid, agent in self.agents.items():
+            assigned = await self.board.next(uid, after=None, timeout_seconds=0)
+            if assigned is not None:
+                agent.receive(assigned)
+        self.training.advance(self.now)
+        for uid, agent in self.agents.items():
+            self.reports.put(
+                PodIdentity(namespace=KEY.namespace, pod=agent.pod, uid=uid), agent.report(self.now, port=4000)
+            )
         self.now += timedelta(seconds=1)
 
     def _run(self, pod: Manifest) -> None:
         """As the scheduler and the kubelet would."""
         name, kind = pod["metadata"]["name"], pod["metadata"]["labels"][LABEL_CAPACITY_TYPE]
-        pod["spec"]["nodeName"] = f"{kind}-{name}"
-        self.cluster.nodes[f"{kind}-{name}"] = {
-            "metadata": {"name": f"{kind}-{name}"},
+        pod["spec"]["nodeName"] = node = f"{kind}-{name}"
+        self.cluster.nodes[node] = {
+            "metadata": {"name": node},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]},
         }
-        at = BEGIN.isoformat()
+        at = EPOCH.isoformat()
         pod["status"] = {
             "phase": "Running",
             "podIP": "127.9.0.1",
@@ -193,38 +205,22 @@ class World:
             ],
             "containerStatuses": [{"state": {"running": {"startedAt": at}}}],
         }
-
-    async def _agent(self, pod: Manifest) -> None:
-        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-        told = await self.board.next(uid, after=None, timeout_seconds=0)
-        state: dict[str, Any] = {"phase": AgentPhase.IDLE}
-        if told is not None and told.action is AssignmentAction.RUN and told.generation is not None:
-            self.steps[uid] = self.steps.get(uid, 0) + 1
-        if uid in self.steps:
-            state = self._trained(self.steps[uid])
-        report = AgentReport(pod=name, pod_uid=uid, warm=True, rendezvous_port=4000, sent_at=self.now, **state)
-        self.reports.put(PodIdentity(namespace=KEY.namespace, pod=name, uid=uid), report)
-
-    def _trained(self, step: int) -> dict[str, Any]:
-        done = step >= self.last_step
-        commit = CommitRef(generation=1, step=step, manifest="m", committed_at=BEGIN) if done else None
-        progress = Progress(
-            generation=1,
-            phase=TrainerPhase.DONE if done else TrainerPhase.TRAINING,
-            step=min(step, self.last_step),
-            total_steps=self.last_step,
-            first_step_at=BEGIN,
-            last_step_at=self.now,
-            updated_at=self.now,
-            commit=commit,
-        )
-        phase = AgentPhase.SUCCEEDED if done else AgentPhase.RUNNING
-        age = self.step_age_seconds
-        return {"generation": 1, "phase": phase, "progress": progress, "commit": commit, "step_age_seconds": age}
+        uid = pod["metadata"]["uid"]
+        if uid not in self.agents:
+            self.agents[uid] = Agent(name, uid, node, self.training)
 
     @property
     def status(self) -> dict[str, Any]:
         return dict(self.cluster.jobs[KEY].get("status", {}))
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """The newest generation, as in the status; empty before the first."""
+        return dict(self.status.get("generation", {}))
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """A condition of the job; empty if there is none."""
+        return next((dict(each) for each in self.status.get("conditions", ()) if each["type"] == kind), {})
 
     async def until_running(self) -> None:
         for _ in range(30):

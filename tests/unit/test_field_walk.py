@@ -15,18 +15,18 @@ import pytest
 
 from field_steps import Field, Step, fields
 from field_values import BROKEN_RULES, INSTEAD, OTHER, spec_schema
-from operator_world import KEY, CrashingCluster
+from operator_world import KEY, CrashingCluster, World
 from spottrain_api.contract.names import LABEL_TEMPLATE_HASH
 from spottrain_api.settings.training import TrainingSettings
 from spottrain_api.tolerant import dotted
 from spottrain_api.v1alpha1.pod_template import Network
 from spottrain_operator.objects.observe import job_view
 from spottrain_operator.objects.pods import template_hash
-from training_world import TrainingWorld
 
 pytestmark = pytest.mark.no_cover
 
 MOST_TURNS = 60
+TOTAL_STEPS = 100_000
 # Enough for the operator to see what has changed, and for its agents to do as it says.
 A_WHILE = 2
 # Valid edits that end a job, as its user wishes.
@@ -43,12 +43,12 @@ class Walk:
     """A job that trains while one field of its spec changes."""
 
     of: Field
-    world: TrainingWorld = field(init=False)
+    world: World = field(init=False)
     problems: list[str] = field(default_factory=list)
     steps: int = 0
 
     def __post_init__(self) -> None:
-        self.world = TrainingWorld(CrashingCluster(), allowed_networks=frozenset(Network))
+        self.world = World(CrashingCluster(), last_step=TOTAL_STEPS, allowed_networks=frozenset(Network))
         self.world.cluster.put_job(manifest(self.of.base))
 
     async def walk(self) -> None:
@@ -61,7 +61,7 @@ class Walk:
             await self._take(step, self._trains_on)
         for step in (*self.of.breaking, *self.of.fixed):
             await self._take(step, self._loses_nothing)
-        self.world.ends = True
+        self.world.training.finish()
         if not await self.until(lambda: self.world.status["phase"] == "Succeeded"):
             self.problems.append(f"{self.of.name}: the job doesn't end: {self.world.status}")
 
@@ -92,8 +92,8 @@ class Walk:
         """Whether pods and ranks of the stored spec train."""
         world, spec = self.world, job_view(self.world.cluster.jobs[KEY]).spec
         hashes = {pod["metadata"]["labels"][LABEL_TEMPLATE_HASH] for pod in world.cluster.pods.values()}
-        ranks = [each for each in world.ranks.values() if each.number == world.generation["number"] and each.started]
-        told = ranks[0].assigned.generation if ranks else None
+        training = [a for a in world.agents.values() if a.trains and a.state.generation == world.generation["number"]]
+        told = training[0].assigned if training else None
         if told is None or world.generation["state"] != "Active" or hashes != {template_hash(spec)}:
             return False
         wanted = spec.to_dict()
@@ -102,10 +102,11 @@ class Walk:
 
     def is_suspended(self) -> bool:
         """Whether it holds no pods, and has committed its newest step."""
-        return self.world.status["phase"] == "Suspended" and not self.world.cluster.pods and self._is_committed()
-
-    def _is_committed(self) -> bool:
-        return self.world.head is not None and self.world.head.step == self.world.step
+        return (
+            self.world.status["phase"] == "Suspended"
+            and not self.world.cluster.pods
+            and self.world.training.is_committed
+        )
 
     async def _follows(self, step: Step) -> str:
         """It trains with the new value, or pauses."""
@@ -118,23 +119,26 @@ class Walk:
 
     async def _trains_on(self, step: Step) -> str:
         """The generation trains on with all pods, and a condition names the field."""
-        world = self.world
-        before = (world.generation["number"], "Active", set(world.cluster.pods), world.trained + A_WHILE)
+        before, steps = self._undisturbed(), self.world.training.num_steps
         for _ in range(A_WHILE):
-            await world.turn()
-        after = (world.generation["number"], world.generation["state"], set(world.cluster.pods), world.trained)
-        if after != before:
+            await self.world.turn()
+        after = self._undisturbed()
+        if (after, self.world.training.num_steps) != (before, steps + A_WHILE):
             return f"disturbs: {before} -> {after};"
-        condition = world.condition("SpecNotUnderstood")
+        condition = self.world.condition("SpecNotUnderstood")
         named = f"spec.{dotted(step.path)}" in condition.get("message", "")
         return "" if condition.get("status") == "True" and named else f"is not reported: {condition};"
+
+    def _undisturbed(self) -> tuple[Any, ...]:
+        """What stays if a change is refused."""
+        return self.world.generation["number"], self.world.generation["state"], set(self.world.cluster.pods)
 
     async def _loses_nothing(self, step: Step) -> str:
         """Only the API server knows the rule. The operator takes the value for an edit."""
         for _ in range(2 * A_WHILE):
             await self.world.turn()
         active = self.world.generation["state"] == "Active"
-        return "" if active or self._is_committed() else f"{step.rule}: loses steps;"
+        return "" if active or self.world.training.is_committed else f"{step.rule}: loses steps;"
 
 
 def test_a_new_field_needs_a_value() -> None:

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from hostile_pod_templates import volume
 from hostile_specs import MEGABYTE, SHOWN
-from operator_world import BEGIN, KEY, CrashingCluster, World, job
+from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import LABEL_CAPACITY_TYPE
 from spottrain_api.crd import CRD_FILE
@@ -35,6 +35,7 @@ from spottrain_cli.report import html_report
 from spottrain_operator.kube.errors import InvalidObjectError
 from spottrain_operator.kube.json_text import parsed
 from spottrain_operator.kube.resources import Manifest
+from world.clock import EPOCH
 
 # A status is read by every watcher of jobs.
 MOST_OF_STATUS = 10_000
@@ -152,11 +153,7 @@ class WithoutSpot(World):
             super()._run(pod)
         else:
             scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-            pod["status"] = {"conditions": [scheduled | {"lastTransitionTime": BEGIN.isoformat()}]}
-
-    async def _agent(self, pod: Manifest) -> None:
-        if "nodeName" in pod["spec"]:
-            await super()._agent(pod)
+            pod["status"] = {"conditions": [scheduled | {"lastTransitionTime": EPOCH.isoformat()}]}
 
 
 FOR_EVER = 2**63 - 1

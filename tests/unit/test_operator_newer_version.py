@@ -5,6 +5,7 @@ What runs goes on, and what hasn't begun waits.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ async def test_its_membership_is_looked_after() -> None:
     for _ in range(3):
         await world.turn()
     assert len(world.cluster.pods) == 3
-    assert world.status["generation"]["reason"] == "NodeLost"
+    assert [each["reason"] for each in world.status["transitions"]] == ["NodeLost"]
     assert lost not in {name for _, name in world.cluster.pods}
 
 
@@ -69,7 +70,7 @@ async def test_its_membership_is_looked_after() -> None:
 async def test_a_limit_that_is_not_understood_takes_nothing_from_a_job_that_runs(capacity: Any) -> None:
     """The default for its on-demand nodes is none."""
     world = await training(CrashingCluster())
-    world.last_step = 100
+    world.training.total_steps = 100
     world.cluster.put_job(job(capacity=capacity))
     for _ in range(40):
         await world.turn()
@@ -82,7 +83,8 @@ async def test_steps_are_waited_for_while_their_limit_is_not_understood(policy: 
     """The default is 600 s, and a newer version may know of a slow evaluation."""
     world = await training(CrashingCluster())
     world.cluster.put_job(job(runPolicy=policy))
-    world.last_step, world.step_age_seconds = 100, 3600.0
+    world.training.total_steps = 100
+    world.training.hang(1, world.now - timedelta(hours=1))
     for _ in range(5):
         await world.turn()
     assert (world.status["phase"], world.status["generation"]["state"]) == ("Running", "Active")
@@ -111,7 +113,7 @@ async def test_no_commit_is_deleted_while_the_number_to_keep_is_not_understood(k
 async def test_pods_that_wait_keep_their_place_while_a_limit_is_not_understood(begun: bool) -> None:
     capacity = {"onDemand": {"min": 0}, "spot": {"max": 2}}
     world = World(CrashingCluster())
-    world.last_step = 100
+    world.training.total_steps = 100
     world.cluster.put_job(job(capacity=capacity))
     while begun and world.status.get("phase") != "Running":
         await world.turn()

@@ -350,7 +350,7 @@ def test_a_hang_is_stopped_and_resumed() -> None:
     world = world_of(9)
     world.edit(runPolicy={"hangTimeoutSeconds": 20})
     world.run(40)
-    world.training.hanging.add(1)
+    world.training.hang(1, world.now)
     world.run(40)
     assert world.status.failures == 1, world.story()
     assert [t.reason for t in world.status.transitions] == ["Hang"]

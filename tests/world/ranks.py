@@ -116,6 +116,11 @@ class Training:
     def newest(self) -> Ranks | None:
         return max(self.of.values(), key=lambda ranks: ranks.number, default=None)
 
+    @property
+    def is_committed(self) -> bool:
+        """Whether the newest step is committed."""
+        return self.head is not None and self.newest is not None and self.head.step == self.newest.step
+
     # --- what happens to the ranks ------------------------------------------------------------------------
 
     def start(self, member: Member, assignment: GenerationAssignment) -> Ranks:
@@ -136,6 +141,12 @@ class Training:
     def wake(self) -> None:
         """Something has happened to some of the agents."""
         self.due = NOW
+
+    def hang(self, number: int, since: datetime) -> None:
+        """Let a generation that trains make no step after this time."""
+        self.hanging.add(number)
+        for ranks in self.of.values():
+            ranks.last_step_at = since if ranks.number == number else ranks.last_step_at
 
     def finish(self) -> None:
         """Let the script end at its next step."""
