@@ -185,6 +185,10 @@ _PODS_END_EARLY = Reason(
     action="The message quotes the container or the kubelet. If it always names the same node, cordon or mend that "
     "node.",
 )
+_CLEAN_UP_FAILED = Reason(
+    meaning="Several clean-ups of the checkpoint store in a row failed.",
+    action="Let the job's service account delete below checkpoint.uri; the next clean-up deletes what is left.",
+)
 _FELL_BACK = Reason(
     meaning="Spot pods found no node within capacity.fallback.afterSeconds. On-demand pods take their place.",
     action="Nothing; the job returns to spot after capacity.fallback.returnAfterSeconds.",
@@ -307,6 +311,15 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
         "The condition stays False until a save succeeds.",
         reasons={ConditionReason.HEALTHY: Reason(meaning="No save has failed since the newest commit.")},
     ),
+    ConditionType.CLEAN_UP_HEALTHY: ConditionMeaning(
+        when_true="Old commits are deleted again. Absent for a job whose clean-ups never failed.",
+        when_false="Clean-ups of the store fail again and again. Training and commits continue, and the store fills. "
+        "The message says how much stays, and quotes the store.",
+        reasons={
+            EventReason.CLEAN_UP_FAILED: _CLEAN_UP_FAILED,
+            ConditionReason.HEALTHY: Reason(meaning="The clean-up after the newest commit has succeeded."),
+        },
+    ),
     ConditionType.NOTICES_HEARD: ConditionMeaning(
         when_true="A watcher on each spot node of a member hears all that can be heard there. Absent for a job that "
         "had no member on a spot node, and before the agents report it.",
@@ -367,6 +380,7 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
 
 # Events beside those of CAUSES and FAILURES, whose reasons are events, too.
 EVENTS: Mapping[str, Reason] = {
+    EventReason.CLEAN_UP_FAILED: _CLEAN_UP_FAILED,
     EventReason.PODS_CREATED: Reason(meaning="The operator creates pods for members that are missing."),
     EventReason.POD_NOT_CREATED: Reason(
         meaning="A pod was refused, for example by a quota or an admission rule, or has no place in capacity.pools.",

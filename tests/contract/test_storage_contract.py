@@ -342,7 +342,7 @@ def test_any_name_that_some_server_takes_is_taken(bucket: str, monkeypatch: pyte
     opened = []
     monkeypatch.setattr("spottrain.checkpoint.stores.s3_storage.S3Storage", lambda **where: opened.append(where))
     open_storage(f"s3://{bucket}/p/q")
-    assert opened == [{"bucket": bucket, "prefix": "p/q", "endpoint_url": None}]
+    assert opened == [{"bucket": bucket, "prefix": "p/q", "endpoint_url": None, "encryption": None}]
 
 
 @pytest.mark.usefixtures("s3_credentials")

@@ -364,3 +364,18 @@ def test_a_succeeded_job_says_how_to_train_on_after_an_edit() -> None:
         "apply the job under another name; its commits replace the old ones. For a fresh run, create a new "
         "job with a different checkpoint.uri"
     )
+
+
+def test_old_commits_that_can_not_be_deleted_are_a_condition() -> None:
+    sentence = "3.0 MB of old or unfinished checkpoints stay in the store, as they can't be deleted: denied."
+    assert training_job().all_say(progress=saved(training(50))).plan().status.condition("CleanUpHealthy") is None
+    failing = training_job().says(1, progress=training(50).model_copy(update={"clean_up_failure": sentence}))
+    decided = failing.plan()
+    condition = decided.status.condition("CleanUpHealthy")
+    assert condition is not None
+    assert (condition.status, condition.reason, condition.message) == ("False", "CleanUpFailed", sentence)
+    assert [(e.type, e.reason) for e in decided.events] == [("Warning", "CleanUpFailed")]
+    assert failing.decided().later(5).plan().events == (), "one event for one trouble"
+    healed = failing.decided().says(1, progress=saved(training(60))).plan().status.condition("CleanUpHealthy")
+    assert healed is not None
+    assert healed.status == "True"

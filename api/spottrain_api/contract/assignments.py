@@ -253,6 +253,6 @@ class RelayReport(AgentReport):
 STALLED_SECONDS = 5.0
 STALLED_STEPS = 5.0
 _NEWS_OF_PROGRESS = {
-    *("generation", "phase", "first_step_at", "checkpoint_failure", "drain_seen_at"),
+    *("generation", "phase", "first_step_at", "checkpoint_failure", "clean_up_failure", "drain_seen_at"),
     *("skipped_steps", "rollbacks", "message", "strategy"),
 }

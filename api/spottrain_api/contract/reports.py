@@ -183,6 +183,8 @@ class Progress(Message):
     checkpoint: CheckpointTimings | None = None
     # Why commits can't be made or read, while training continues; None again after the next commit.
     checkpoint_failure: Failure | None = None
+    # Why old commits can't be deleted, and how much stays; None if the last clean-up has succeeded.
+    clean_up_failure: Text | None = None
     drain_seen_at: AwareDatetime | None = None
     # Steps of the run that stability skipped or undid, and how often it rolled the run back.
     skipped_steps: int = 0

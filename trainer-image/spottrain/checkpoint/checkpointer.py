@@ -262,6 +262,11 @@ class Checkpointer:
         if self._committer is not None:
             self._committer.start_clean_up()
 
+    @property
+    def clean_up_failure(self) -> str | None:
+        """Why old commits are not deleted, on rank 0, once several clean-ups in a row have failed."""
+        return self._committer.clean_up_failure if self._committer is not None else None
+
     def clean_up(self, retention: Retention, *, seconds: float = math.inf) -> int:
         """On rank 0, drop and delete older commits and abandoned attempts. Not a collective.
 

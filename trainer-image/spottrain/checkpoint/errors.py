@@ -112,6 +112,10 @@ class RankFailed(SaveFailed):
         return f"The checkpoint at step {step} was given up, because rank {rank} failed: {self.cause}"
 
 
+class CleanUpFailed(StorageError):
+    """Objects that no commit needs could not be deleted."""
+
+
 class FrozenWeightsGone(SaveFailed):
     """Frozen weights that this save refers to are gone. The next save writes them again."""
 

@@ -79,10 +79,14 @@ class CheckpointReports:
         """Report that training waits for a save."""
         self.reporter.update(phase=TrainerPhase.SAVING)
 
-    def saved(self, handle: SaveHandle, timings: CheckpointTimings) -> None:
-        """Report a save that has succeeded."""
-        interval = self._explain()
-        self.reporter.update(checkpoint=timings, checkpoint_interval=interval, checkpoint_failure=None)
+    def saved(self, handle: SaveHandle, timings: CheckpointTimings, clean_up_failure: str | None) -> None:
+        """Report a save that has succeeded, and why older commits stay in the store, if clean-ups fail."""
+        self.reporter.update(
+            checkpoint=timings,
+            checkpoint_interval=self._explain(),
+            checkpoint_failure=None,
+            clean_up_failure=clean_up_failure,
+        )
         if handle.commit is not None:
             self.committed(handle.commit)
 

@@ -228,7 +228,8 @@ class StateSaver:
             self.schedule.learn(
                 CheckpointCost(stall_seconds=handle.staging_seconds, total_seconds=timings.total_seconds)
             )
-        self.reports.saved(handle, timings)
+        clean_up_failure = self.checkpointer.clean_up_failure if self.checkpointer is not None else None
+        self.reports.saved(handle, timings, clean_up_failure)
 
     def _rest(self, state: TrainingState) -> dict[str, Any]:
         """Arguments of a save besides the tensors."""

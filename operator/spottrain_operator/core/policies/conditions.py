@@ -47,7 +47,7 @@ _FIRST_WORDS = 300
 
 def describe(situation: Situation, draft: Draft) -> Draft:
     """Set phase, message and member counts, and the conditions that follow from them."""
-    draft = _checkpoints(draft, draft.status.generation, situation)
+    draft = _store(draft, situation)
     phase = _phase(situation, draft.status)
     message = _message(situation, draft, phase)
     if refused := _refused_reports(situation):
@@ -64,7 +64,7 @@ def _refused_reports(situation: Situation) -> str:
 
 def describe_finished(situation: Situation, draft: Draft) -> Draft:
     """Set counts and conditions of a job that is over; its last message stays."""
-    draft = _checkpoints(draft, draft.status.generation, situation)
+    draft = _store(draft, situation)
     return _conditions(situation, count_members(situation, draft))
 
 
@@ -230,6 +230,11 @@ def _conditions(situation: Situation, draft: Draft) -> Draft:
     )
 
 
+def _store(draft: Draft, situation: Situation) -> Draft:
+    generation = draft.status.generation
+    return _clean_up(_checkpoints(draft, generation, situation), generation, situation)
+
+
 def _checkpoints(draft: Draft, generation: GenerationStatus | None, situation: Situation) -> Draft:
     """Set CheckpointsHealthy: whether saves become commits.
 
@@ -255,6 +260,24 @@ def _checkpoints(draft: Draft, generation: GenerationStatus | None, situation: S
     if known is None or not was_failing or known.reason != failure.reason:
         draft = draft.record(failure.reason, failure.message, warning=True)
     return draft.condition(ConditionType.CHECKPOINTS_HEALTHY, False, failure.reason, failure.message, situation.now)
+
+
+def _clean_up(draft: Draft, generation: GenerationStatus | None, situation: Situation) -> Draft:
+    """Set CleanUpHealthy once clean-ups fail: whether old commits are deleted from the store."""
+    said = reported_at_all(situation, generation) if generation is not None else []
+    failure = next((p.clean_up_failure for p in said if p.clean_up_failure is not None), None)
+    known = draft.status.condition(ConditionType.CLEAN_UP_HEALTHY)
+    if failure is not None:
+        if known is None or known.status == "True":
+            draft = draft.record(EventReason.CLEAN_UP_FAILED, failure, warning=True)
+        return draft.condition(
+            ConditionType.CLEAN_UP_HEALTHY, False, EventReason.CLEAN_UP_FAILED, failure, situation.now
+        )
+    if known is None or not any(p.checkpoint is not None for p in said):
+        return draft
+    return draft.condition(
+        ConditionType.CLEAN_UP_HEALTHY, True, ConditionReason.HEALTHY, "Old commits are deleted", situation.now
+    )
 
 
 def _knows_why(progress: Progress) -> bool:

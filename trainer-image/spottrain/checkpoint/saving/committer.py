@@ -88,6 +88,11 @@ class Committer:
         if self._clean_up is not None:
             self._clean_up.start(self.resumed_from_step)
 
+    @property
+    def clean_up_failure(self) -> str | None:
+        """Why the last clean-ups in the background failed, once several have in a row."""
+        return self._clean_up.failure if self._clean_up is not None else None
+
     def clean_up(self, retention: Retention, seconds: float) -> int:
         """Clean up for so many seconds at most. Returns the number of objects that were deleted."""
         return clean_up(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from spottrain.checkpoint.background import BackgroundThread
-from spottrain.checkpoint.errors import CheckpointError
+from spottrain.checkpoint.errors import CheckpointError, CleanUpFailed, Fenced, StorageError
 from spottrain.checkpoint.format.attempt import ATTEMPTS, Attempt, start_of
 from spottrain.checkpoint.format.commits import Commit, Head
 from spottrain.checkpoint.format.head import prune
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 # Objects that are deleted between two looks at the clock: what S3 deletes by one request.
 _BATCH = 1000
+# One failure may be that of a store that was down for a moment.
+_FAILURES_TO_REPORT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ def clean_up(
 
     Raises:
         Fenced: A newer generation has taken over. Nothing was deleted.
+        CleanUpFailed: The store refuses to delete. The message says how many bytes stay.
     """
     deadline = time.monotonic() + seconds
     head = prune(storage, generation, partial(retention.kept, resumed_from_step=resumed_from_step))
@@ -97,10 +100,18 @@ def clean_up(
         attempt = Attempt.of_key(key)
         return is_over(key) or (attempt is not None and attempt.prefix in held)
 
-    over = [key for key, _ in storage.list(ATTEMPTS) if is_over(key)]
+    sizes = {key: size for key, size in storage.list(ATTEMPTS) if is_over(key)}
+    over = list(sizes)
     for begin in range(0, len(over), _BATCH):
         deleted = over[: begin + _BATCH]
-        storage.delete(deleted[begin:])
+        try:
+            storage.delete(deleted[begin:])
+        except StorageError as error:
+            left = sum(sizes[key] for key in over[begin:])
+            raise CleanUpFailed(
+                f"{left / 1e6:,.1f} MB of old or unfinished checkpoints stay in the store, as they can't be deleted: "
+                f"{error}"
+            ) from error
         if len(deleted) < len(over) and time.monotonic() >= deadline:
             logger.warning(
                 "Deleting old checkpoints takes more than %.0f s. The next clean-up deletes the other %d objects.",
@@ -121,6 +132,9 @@ class BackgroundCleanUp:
         self._background = BackgroundThread("clean-up")
         self._waiting = threading.Event()
         self._resumed_from_step: int | None = None
+        self._failures = 0
+        self.failure: str | None = None
+        """Why the last clean-ups failed, once several have in a row."""
 
     def start(self, resumed_from_step: int | None = None) -> None:
         """Start a clean-up, and return at once. While one runs, any number of calls starts only one more.
@@ -139,7 +153,12 @@ class BackgroundCleanUp:
             clean_up(self._storage, self._generation, self._retention, resumed_from_step=self._resumed_from_step)
         except CheckpointError as error:
             # Objects that remain only cost space. The next clean-up finds them again.
-            logger.warning("Old checkpoints could not be deleted: %s", error)
+            logger.warning("A clean-up of the checkpoint store failed. %s", error)
+            self._failures += 1
+            if self._failures >= _FAILURES_TO_REPORT and not isinstance(error, Fenced):
+                self.failure = str(error)
+        else:
+            self._failures, self.failure = 0, None
 
 
 def _is_over(attempt: Attempt, head: Head) -> bool:
