@@ -24,11 +24,12 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.scale.agents import SimulatedAgent, be_patient
+from benchmarks.scale.agents import NUM_STEPS, PACE, CallingAgent, be_patient, keep_training
 from benchmarks.scale.kubelets import RunningPod
 from spottrain_agent.routes import IDLE_SECONDS
 from spottrain_api.contract.assignments import AgentPhase
 from spottrain_runtime.processes import die_with_parent
+from world.ranks import Training
 
 # At rest, three, both ends of its connection to the relay included. More while jobs start or move: 4.5 were measured
 # when a tenth of the nodes had a notice.
@@ -157,13 +158,19 @@ async def agent_host(address: Path, folder: Path, sources: Iterable[int]) -> Asy
         await process.wait()
 
 
-class _TellingAgent(SimulatedAgent):
+class _TellingAgent(CallingAgent):
     """Tells the driver of each change."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, address: Path, folder: Path, pod: RunningPod, send: Send
+        self,
+        session: aiohttp.ClientSession,
+        address: Path,
+        folder: Path,
+        pod: RunningPod,
+        training: Training,
+        send: Send,
     ) -> None:
-        super().__init__(session, address, folder, pod)
+        super().__init__(session, address, folder, pod, training)
         self._send = send
         self._told = AgentStatus()
 
@@ -178,17 +185,20 @@ async def _serve(address: Path, folder: Path, sources: list[int]) -> None:
     """Do what the driver says, until it ends."""
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=sys.stdin.fileno()))
     agents: dict[str, _TellingAgent] = {}
+    trainings: dict[str, Training] = {}
 
     def send(*message: object) -> None:
         _write(writer, message)
 
     async with AsyncExitStack() as stack:
+        stack.callback(asyncio.create_task(keep_training(trainings.values)).cancel)
         sessions = itertools.cycle([await stack.enter_async_context(open_session(number)) for number in sources])
         async for line in reader:
             match json.loads(line):
                 case ["start", fields]:
                     pod = RunningPod(**fields)
-                    agents[pod.uid] = _TellingAgent(next(sessions), address, folder, pod, send)
+                    training = trainings.setdefault(pod.job, Training(total_steps=NUM_STEPS, pace=PACE))
+                    agents[pod.uid] = _TellingAgent(next(sessions), address, folder, pod, training, send)
                 case ["stop", uid]:
                     agents.pop(uid).stop()
                 case ["take notice", uid, deadline]:

@@ -22,7 +22,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.scale.agent_host import AgentHost, HostedAgent, agent_host, num_hosts, open_session
-from benchmarks.scale.agents import DRAIN_SECONDS
+from benchmarks.scale.agents import PACE
 from benchmarks.scale.api_server import JOBS_PATH, ApiServer, api_server
 from benchmarks.scale.jobs import finished_status, job
 from benchmarks.scale.kubelets import Kubelets, RunningPod
@@ -152,14 +152,14 @@ class Bench:
         await self.until(lambda: len(drained_at()) == len(waiting), "all are told to drain")
         seconds = sorted(at - begun for at in drained_at())
         say(f"assigned after {statistics.median(seconds):.2f} s (p50), {percentile(seconds, 0.99):.2f} s (p99)")
-        await asyncio.sleep(2 * DRAIN_SECONDS)
+        await asyncio.sleep(2 * PACE.save)
         whole = await self.until_all_train(num_members)
         return {
             "nodes": len(noticed),
             "jobs": len(jobs),
             "members": len(waiting),
             "seconds": [round(each, 4) for each in seconds],
-            "secondsUntilAllTrain": whole + 2 * DRAIN_SECONDS + seconds[-1],
+            "secondsUntilAllTrain": whole + 2 * PACE.save + seconds[-1],
         }
 
     async def restart(self, num_jobs: int) -> Result:

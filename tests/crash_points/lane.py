@@ -16,16 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+from benchmarks.scale.agents import CallingAgent, keep_training
 from benchmarks.scale.api_server import ApiServer, add_namespace
 from benchmarks.scale.kubelets import Kubelets, RunningPod
 from benchmarks.scale.operator_process import OperatorProcess
 
-from crash_points.agents import TrainingAgent
 from crash_points.disturbances import Disturbance, Kind
 from crash_points.proxy import LATE_SECONDS, ApiProxy, api_proxy
 from crash_points.run import Run, State
 from crash_points.scenarios import SCENARIOS
 from spottrain_operator.command import main
+from world.ranks import Training
 
 # After its last write, an operator has come to rest.
 QUIET_SECONDS = 1.5
@@ -75,17 +76,20 @@ class Lane:
             self._operator = OperatorProcess(
                 kubeconfig, self._server.client, self._folder, self._namespace, main=_operate
             )
-            following = asyncio.create_task(self._kubelets.run())
-            stack.callback(following.cancel)
+            for task in (self._kubelets.run(), keep_training(self._trainings)):
+                stack.callback(asyncio.create_task(task).cancel)
             stack.push_async_callback(self._operator.kill)
             await self._start_operator()
             yield self
+
+    def _trainings(self) -> list[Training]:
+        return [self._run.training] if self._run is not None else []
 
     def _started(self, pod: RunningPod) -> None:
         run = self._run
         if run is not None and pod.name.startswith(f"{run.job}-"):
             address = self._operator.address_folder
-            run.agents[pod.uid] = TrainingAgent(self._session, address, self._folder, pod, run.course)
+            run.agents[pod.uid] = CallingAgent(self._session, address, self._folder, pod, run.training)
 
     def _ended(self, uid: str) -> None:
         agent = self._run.agents.pop(uid, None) if self._run is not None else None

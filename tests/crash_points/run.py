@@ -9,17 +9,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from benchmarks.scale.agents import NUM_STEPS, CallingAgent
 from benchmarks.scale.kubelets import Kubelets
 
-from crash_points.agents import Course, TrainingAgent
 from crash_points.disturbances import Disturbance
 from crash_points.proxy import ApiProxy
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_CAPACITY_TYPE, LABEL_JOB, PLURAL
 from spottrain_local.node.api import ApiClient, ApiError
+from world.ranks import Pace, Training
 
 PATIENCE_SECONDS = 60.0
 LOOK_SECONDS = 0.1
 NOTICE_SECONDS = 120.0
+# Ranks commit as they drain, so that they resume after the step at which they stopped.
+PACE = Pace(start=0.2, step=0.05, save=0.3, commit_every=NUM_STEPS)
 State = dict[str, Any]
 
 
@@ -36,8 +39,8 @@ class Run:
     kubelets: Kubelets
     proxy: ApiProxy
     disturbance: Disturbance
-    agents: dict[str, TrainingAgent] = field(default_factory=dict)
-    course: Course = field(default_factory=Course)
+    agents: dict[str, CallingAgent] = field(default_factory=dict)
+    training: Training = field(default_factory=lambda: Training(total_steps=NUM_STEPS, pace=PACE))
 
     @property
     def _jobs(self) -> str:

@@ -59,8 +59,7 @@ async def completion(run: Run) -> None:
     await run.create(MEMBERS)
     await run.until_trains(1, MEMBERS)
     await run.arm()
-    for agent in run.agents.values():
-        agent.succeed()
+    run.training.finish()
     await run.until_phase("Succeeded")
 
 

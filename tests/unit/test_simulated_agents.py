@@ -73,7 +73,7 @@ def run_in(process: int, rank: int) -> Assignment:
 
 async def test_a_run_with_a_notice(hosted: Hosted) -> None:
     hosted.publish([run_in(0, 0), WAIT, run_in(1, 0), WAIT])
-    await hosted.until(lambda: [agent.status.phase for agent in hosted.agents].count(AgentPhase.RUNNING) == 2)
+    await hosted.until(lambda: [agent.status.phase for agent in hosted.agents].count(AgentPhase.STARTING) == 2)
     assert not any(agent.status.trains for agent in hosted.agents), "the first step takes all members"
     hosted.publish([run_in(process, rank) for process in range(2) for rank in range(2)])
     await hosted.until(lambda: all(agent.status.trains for agent in hosted.agents))
