@@ -17,11 +17,10 @@ from shared_clusters import SHARED
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
-from spottrain_operator.kube.client import ClusterClient, DefinitionClient, WatchClient
+from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.identities import JobKey, PodIdentity
-from spottrain_operator.kube.kubernetes_client import KubernetesCluster
-from spottrain_operator.kube.resources import Manifest
-from spottrain_operator.kube.watch_client import KubernetesWatch
+from spottrain_operator.kube.kubernetes_cluster import KubernetesCluster
+from spottrain_operator.kube.resources import JOBS, PODS, Manifest
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.pods import JobRef, build_pod
 
@@ -34,9 +33,7 @@ class MemorySetup:
     def __init__(self) -> None:
         self.direct = MemoryCluster()
         self.direct.namespaces[self.namespace] = {"metadata": {"name": self.namespace}}
-        self.watches: WatchClient = self.direct
-        self.cluster: ClusterClient = self.direct
-        self.definitions: DefinitionClient = self.direct
+        self.cluster: Cluster = self.direct
         self.nodes: list[str] = ["node-a"]
         self.direct.put_node({"metadata": {"name": "node-a"}, "spec": {}, "status": {}})
 
@@ -51,7 +48,7 @@ class MemorySetup:
 
     def token_for(self, pod: str, uid: str, audience: str) -> str:
         issuer, identity = SigningIssuer(), PodIdentity(namespace=self.namespace, pod=pod, uid=uid)
-        self.direct.issuer = issuer.published()
+        self.direct.raw = issuer.published()
         token = issuer.token(identity, aud=[audience])
         self.direct.tokens[token, audience] = identity
         return token
@@ -60,14 +57,12 @@ class MemorySetup:
 class RealSetup:
     """The same on a real control plane, in a namespace of its own."""
 
-    def __init__(self, kubectl: Kubectl, direct: KubernetesCluster, watches: KubernetesWatch) -> None:
+    def __init__(self, kubectl: Kubectl, direct: KubernetesCluster) -> None:
         self.kubectl = kubectl
-        self.watches: WatchClient = watches
         self.namespace = f"contract-{uuid4().hex[:8]}"
         kubectl.create_namespace(self.namespace)
         self.direct = direct
-        self.definitions: DefinitionClient = direct
-        self.cluster: ClusterClient = direct
+        self.cluster: Cluster = direct
         self.nodes = sorted(name for name, pool in SHARED.pool_of_nodes().items() if not pool.taints)
 
     def put_job(self, name: str) -> None:
@@ -93,8 +88,8 @@ async def in_memory() -> AsyncIterator[Setup]:
 async def on_a_control_plane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
     kubectl = request.getfixturevalue("kubectl")
     monkeypatch.setenv("KUBECONFIG", str(kubectl.kubeconfig))
-    async with KubernetesCluster() as direct, KubernetesWatch() as watches:
-        real = RealSetup(kubectl, direct, watches)
+    async with KubernetesCluster() as direct:
+        real = RealSetup(kubectl, direct)
         try:
             yield real
         finally:
@@ -109,9 +104,9 @@ async def put_job(setup: Setup, name: str) -> Manifest:
     setup.put_job(name)
     key = JobKey(namespace=setup.namespace, name=name)
     async with asyncio.timeout(20):
-        while key not in [JobKey.of(job) for job in await setup.cluster.list_jobs()]:  # noqa: ASYNC110
+        while key not in [JobKey.of(job) for job in (await setup.cluster.list(JOBS)).items]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    found = await setup.cluster.get_job(key)
+    found = await setup.cluster.get(JOBS, name, namespace=setup.namespace)
     assert found is not None
     return found
 
@@ -131,5 +126,5 @@ def pod_of(setup: Setup, job: Manifest, sequence: int) -> Manifest:
 
 async def pods_of(setup: Setup, job: Manifest) -> dict[str, Manifest]:
     labels = {LABEL_JOB: "gpt", LABEL_JOB_UID: job["metadata"]["uid"]}
-    pods = await setup.cluster.list_pods(setup.namespace, labels=labels)
-    return {pod["metadata"]["name"]: pod for pod in pods}
+    found = await setup.cluster.list(PODS, namespace=setup.namespace, labels=labels)
+    return {pod["metadata"]["name"]: pod for pod in found.items}

@@ -15,6 +15,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from cluster_faults import Request
 from memory_cluster import MemoryCluster
 from pod_tokens import pod_token
 from spottrain_api.contract.assignments import Assignment, AssignmentAction, GenerationAssignment, Relay, RelayReport
@@ -26,6 +27,7 @@ from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey, PodIdentity
+from spottrain_operator.kube.resources import TOKEN_REVIEWS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = JobKey(namespace="team", name="gpt")
@@ -39,23 +41,22 @@ EXIT = Assignment(action=AssignmentAction.EXIT)
 
 
 @dataclass
-class Reviewer:
-    """Counts what reaches the API server, and can be down."""
+class Reviews:
+    """What a test lets happen to reviews of tokens."""
 
-    cluster: MemoryCluster
-    num_reviews: int = 0
+    num: int = 0
     down: bool = False
     held: asyncio.Event | None = None
     """The next review doesn't end before it is set."""
 
-    async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
-        self.num_reviews += 1
-        held, self.held = self.held, None
-        if held is not None:
-            await held.wait()
-        if self.down:
-            raise ClusterError("connection refused")
-        return await self.cluster.review_token(token, audience=audience)
+    async def __call__(self, request: Request) -> None:
+        if request.resource == TOKEN_REVIEWS:
+            self.num += 1
+            held, self.held = self.held, None
+            if held is not None:
+                await held.wait()
+            if self.down:
+                raise ClusterError("connection refused")
 
 
 @dataclass
@@ -63,7 +64,8 @@ class Setup:
     client: TestClient[web.Request, web.Application]
     board: AssignmentBoard
     reports: ReportBox
-    reviewer: Reviewer
+    cluster: MemoryCluster
+    reviews: Reviews
     tokens: dict[str, str]
     """By pod uid."""
     woken: list[tuple[JobKey, bool]] = field(default_factory=list)
@@ -80,7 +82,8 @@ async def served(
     cluster.tokens[TOKEN, TOKEN_AUDIENCE] = cluster.tokens[RENEWED_TOKEN, TOKEN_AUDIENCE] = POD
     tokens = {POD.uid: TOKEN} | {peer.uid: pod_token(peer) for peer in peers}
     cluster.tokens |= {(tokens[peer.uid], TOKEN_AUDIENCE): peer for peer in peers}
-    reviewer = Reviewer(cluster)
+    reviews = Reviews()
+    cluster.before.append(reviews)
     board = AssignmentBoard()
     woken: list[tuple[JobKey, bool]] = []
     result: Setup
@@ -89,8 +92,8 @@ async def served(
     )
     reports.keep(JOB, frozenset({POD.uid, *(peer.uid for peer in peers)}))
     api = ControlApi(
-        reviewer=reviewer,
-        keys=ClusterKeys(cluster),
+        cluster=cluster,
+        keys=ClusterKeys(cluster.get_raw),
         board=board,
         reports=reports,
         is_ready=lambda: result.ready,
@@ -99,7 +102,7 @@ async def served(
         long_poll_seconds=0.2,
     )
     async with TestClient(TestServer(api.application())) as client:
-        result = Setup(client, board, reports, reviewer, tokens, woken)
+        result = Setup(client, board, reports, cluster, reviews, tokens, woken)
         yield result
 
 

@@ -11,54 +11,91 @@ import asyncio
 import pickle
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from cluster_faults import Hook, Request
 from spottrain_api import crd
-from spottrain_api.contract.names import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
-from spottrain_operator.kube.client import Kind, Listing, TokenIssuer, WatchEvent
-from spottrain_operator.kube.errors import AlreadyExistsError, ClusterError, ConflictError, ExpiredError
-from spottrain_operator.kube.identities import JobKey, PodIdentity
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.control_api.token_review import EXTRA_POD_NAME, EXTRA_POD_UID, SERVICE_ACCOUNT_PREFIX
+from spottrain_operator.kube.cluster import ALL, Fields, Keep, Labels, Listing, WatchEvent, as_it_is
+from spottrain_operator.kube.errors import AlreadyExistsError, ConflictError, ExpiredError, NotFoundError
+from spottrain_operator.kube.identities import PodIdentity
+from spottrain_operator.kube.resources import (
+    DEFINITIONS,
+    EVENTS,
+    HISTORIES,
+    JOBS,
+    LEASES,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    NODES,
+    PODS,
+    SECRETS,
+    TOKEN_REVIEWS,
+    Manifest,
+    Resource,
+)
 
 _T = TypeVar("_T")
+Key = tuple[str, str]
+"""Namespace and name."""
 
 
 class MemoryCluster:
-    """All of the protocols of kube/client.py, on dictionaries.
+    """Implements Cluster on dictionaries.
 
     Tests may look into the dictionaries and change them.
+
+    Attributes:
+        before, after: What happens to each request before it takes effect, and before its answer.
+        num_reads: Objects and lists that were asked for.
+        raw: Paths that belong to no resource, with what is there.
+        tokens: The pods of tokens, by token and audience.
+        other_definitions: CRDs that are not this release's.
     """
 
     def __init__(self) -> None:
-        self.jobs: dict[JobKey, Manifest] = {}
-        self.pods: dict[tuple[str, str], Manifest] = {}
+        self.before: list[Hook] = []
+        self.after: list[Hook] = []
+        self.jobs: dict[Key, Manifest] = {}
+        self.pods: dict[Key, Manifest] = {}
+        self.leases: dict[Key, Manifest] = {}
+        self.secrets: dict[Key, Manifest] = {}
+        self.histories: dict[Key, Manifest] = {}
+        self.network_policies: dict[Key, Manifest] = {}
         self.nodes: dict[str, Manifest] = {}
-        self.leases: dict[tuple[str, str], Manifest] = {}
-        self.secrets: dict[tuple[str, str], Manifest] = {}
-        self.histories: dict[tuple[str, str], Manifest] = {}
         self.namespaces: dict[str, Manifest] = {}
-        self.network_policies: dict[tuple[str, str], Manifest] = {}
-        self.other_definitions: dict[str, Manifest] = {}  # CRDs that are not this release's
-        self.events: list[Manifest] = []
+        self.other_definitions: dict[str, Manifest] = {}
+        self._events: dict[Key, Manifest] = {}
+        self._objects: dict[Resource, dict[Any, Manifest]] = {
+            JOBS: self.jobs,
+            PODS: self.pods,
+            LEASES: self.leases,
+            SECRETS: self.secrets,
+            HISTORIES: self.histories,
+            NETWORK_POLICIES: self.network_policies,
+            NODES: self.nodes,
+            NAMESPACES: self.namespaces,
+            DEFINITIONS: self.other_definitions,
+            EVENTS: self._events,
+        }
+        self.raw: Mapping[str, Manifest] = {}
         self.tokens: dict[tuple[str, str], PodIdentity] = {}
-        self.issuer: TokenIssuer | None = None
-        self.num_issuer_reads = 0
-        self.num_reads: Counter[str] = Counter()
-        self.watches_fail = False
+        self.num_reads: Counter[Resource | str] = Counter()
         self._newest = 0
-        self._shown: dict[Kind, dict[tuple[str, str], Manifest]] = {kind: {} for kind in Kind}
-        self._history: list[tuple[Kind, WatchEvent]] = []
+        self._shown: dict[Resource, dict[Any, Manifest]] = {JOBS: {}, PODS: {}, NODES: {}}
+        self._changes: list[tuple[Resource, Manifest | None, WatchEvent]] = []  # with the object before
         self._known_since = 0
 
     # --- what tests do ------------------------------------------------------------------------------------
 
     def put_job(self, job: Manifest) -> Manifest:
         """Create or replace a job, as a user would with kubectl apply."""
-        key = JobKey(namespace=job["metadata"]["namespace"], name=job["metadata"]["name"])
+        key = _key(JOBS, job)
         previous = self.jobs.get(key)
-        self.jobs[key] = self._stamped(job, previous)
+        self.jobs[key] = self._stamped(_copied(job), previous)
         self.jobs[key]["metadata"]["generation"] = 1 + (previous["metadata"]["generation"] if previous else 0)
         if previous and "status" in previous:
             self.jobs[key]["status"] = previous["status"]
@@ -66,11 +103,21 @@ class MemoryCluster:
 
     def put_node(self, node: Manifest) -> None:
         name = node["metadata"]["name"]
-        self.nodes[name] = self._stamped(node, self.nodes.get(name))
+        self.nodes[name] = self._stamped(_copied(node), self.nodes.get(name))
+
+    def put_event(self, namespace: str, event: Manifest) -> None:
+        """Record an event, as a kubelet would."""
+        named = event | {"metadata": {"namespace": namespace, "name": f"event-{len(self._events)}"}}
+        self._events[_key(EVENTS, named)] = self._stamped(named)
+
+    @property
+    def events(self) -> list[Manifest]:
+        return list(self._events.values())
 
     def finish_deletions(self) -> None:
         """Let the terminating pods go, as their kubelets would."""
-        self.pods = {k: p for k, p in self.pods.items() if "deletionTimestamp" not in p["metadata"]}
+        for key in [key for key, pod in self.pods.items() if "deletionTimestamp" in pod["metadata"]]:
+            del self.pods[key]
 
     def forget_history(self) -> None:
         """Let watches from any version up to now expire."""
@@ -82,231 +129,186 @@ class MemoryCluster:
 
         This includes what tests have changed in the dictionaries.
         """
-        for kind, objects in self._objects().items():
-            shown = self._shown[kind]
+        for resource, shown in self._shown.items():
+            objects = self._objects[resource]
             for key in [key for key in shown if key not in objects]:
                 gone = shown.pop(key)
                 gone["metadata"]["resourceVersion"] = self._next_version()
-                self._history.append((kind, WatchEvent(object=gone, version=self._newest, deleted=True)))
+                event = WatchEvent(object=gone, version=self._newest, deleted=True)
+                self._changes.append((resource, gone, event))
             for key, found in objects.items():
-                if key in shown and shown[key] == found:
+                before = shown.get(key)
+                if found == before:
                     continue
-                before = shown[key]["metadata"]["resourceVersion"] if key in shown else None
-                found["metadata"].setdefault(
-                    "uid", shown[key]["metadata"]["uid"] if key in shown else str(uuid.uuid4())
-                )
-                if found["metadata"].get("resourceVersion") in (None, before):
+                old = before["metadata"] if before else {}
+                found["metadata"].setdefault("uid", old.get("uid") or str(uuid.uuid4()))
+                if found["metadata"].get("resourceVersion") in (None, old.get("resourceVersion")):
                     found["metadata"]["resourceVersion"] = self._next_version()
                 shown[key] = _copied(found)
                 version = int(found["metadata"]["resourceVersion"])
-                self._history.append((kind, WatchEvent(object=_copied(found), version=version)))
-
-    def _objects(self) -> dict[Kind, dict[tuple[str, str], Manifest]]:
-        return {
-            Kind.JOBS: {(key.namespace, key.name): job for key, job in self.jobs.items()},
-            Kind.PODS: {
-                key: pod
-                for key, pod in self.pods.items()
-                if (labels := pod["metadata"].get("labels", {})).get(LABEL_MANAGED_BY) == MANAGED_BY
-                and labels.get(LABEL_JOB)
-            },
-            Kind.NODES: {("", name): node for name, node in self.nodes.items()},
-        }
+                self._changes.append((resource, before, WatchEvent(object=_copied(found), version=version)))
 
     def _next_version(self) -> str:
         self._newest += 1
         return str(self._newest)
 
     def _stamped(self, new: Manifest, previous: Manifest | None = None) -> Manifest:
-        stored = _copied(new)
-        meta = stored["metadata"]
+        meta = new["metadata"]
         old = previous["metadata"] if previous else {}
         meta["uid"] = old.get("uid") or meta.get("uid") or str(uuid.uuid4())
-        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        meta["creationTimestamp"] = old.get("creationTimestamp") or meta.get("creationTimestamp") or now
+        meta["creationTimestamp"] = old.get("creationTimestamp") or meta.get("creationTimestamp") or _now()
         meta["resourceVersion"] = self._next_version()
-        return stored
+        return new
 
-    # --- ClusterClient ------------------------------------------------------------------------------------
+    # --- Cluster ------------------------------------------------------------------------------------------
 
-    async def get_job(self, key: JobKey) -> Manifest | None:
-        self.num_reads["jobs"] += 1
-        return _copied(self.jobs.get(key))
+    @asynccontextmanager
+    async def _asked(
+        self, verb: str, resource: Resource, name: str = "", body: Manifest | None = None
+    ) -> AsyncIterator[None]:
+        request = Request(verb, resource, name, body)
+        if verb in ("get", "list"):
+            self.num_reads[resource] += 1
+        for hook in self.before:
+            await hook(request)
+        yield
+        for hook in self.after:
+            await hook(request)
 
-    async def list_jobs(self) -> list[Manifest]:
-        return [_copied(job) for _, job in sorted(self.jobs.items())]
+    async def get(self, resource: Resource, name: str, *, namespace: str = "") -> Manifest | None:
+        async with self._asked("get", resource, name):
+            found = self._objects[resource].get((namespace, name) if resource.namespaced else name)
+            if found is None and resource == DEFINITIONS:
+                found = crd.definitions().get(name)
+            return _copied(found)
 
-    async def replace_job_status(self, job: Manifest) -> Manifest:
-        meta = job["metadata"]
-        key = JobKey(namespace=meta["namespace"], name=meta["name"])
-        stored = self.jobs.get(key)
-        if stored is None or stored["metadata"]["resourceVersion"] != meta["resourceVersion"]:
-            raise ConflictError(f"the TrainingJob {key} has been modified; read it again")
-        self.jobs[key] = self._stamped(stored | {"status": job["status"]}, stored)
-        return _copied(self.jobs[key])
+    async def get_raw(self, path: str) -> Manifest:
+        self.num_reads[path] += 1
+        if path not in self.raw:
+            raise NotFoundError(f"there is no {path}")
+        return _copied(self.raw[path])
 
-    async def delete_job(self, key: JobKey, *, uid: str) -> None:
-        job = self.jobs.get(key)
-        if job is None or job["metadata"]["uid"] != uid:
-            return
-        self._show()  # watches show a job that came and went at once, too
-        del self.jobs[key]
-        self.pods = {k: p for k, p in self.pods.items() if not _owned_by(p, uid)}
-        self._show()
-
-    async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]:
-        self.num_reads["pods"] += 1
-        return [
-            _copied(pod)
-            for (pod_namespace, _), pod in sorted(self.pods.items())
-            if pod_namespace == namespace and labels.items() <= pod["metadata"].get("labels", {}).items()
-        ]
-
-    async def create_pod(self, pod: Manifest) -> Manifest:
-        key = (pod["metadata"]["namespace"], pod["metadata"]["name"])
-        if key in self.pods:
-            raise AlreadyExistsError(f'pods "{key[1]}" already exists')
-        self.pods[key] = self._stamped(pod) | {"status": {"phase": "Pending"}}
-        self._show()
-        return _copied(self.pods[key])
-
-    async def delete_pod(
-        self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
-    ) -> Manifest | None:
-        pod = self.pods.get((namespace, name))
-        if pod is None or pod["metadata"]["uid"] != uid:
-            return None
-        meta = pod["metadata"]
-        at_once = grace_seconds == 0 or not pod["spec"].get("nodeName")
-        if "deletionTimestamp" not in meta:
-            meta["deletionTimestamp"] = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        meta["deletionGracePeriodSeconds"] = 0 if at_once else 30
-        meta["resourceVersion"] = self._next_version()
-        answer = _copied(pod)
-        if at_once:
-            del self.pods[namespace, name]
-        self._show()
-        return answer
-
-    async def annotate_pod(
-        self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
-    ) -> Manifest | None:
-        pod = self.pods.get((namespace, name))
-        if pod is None or pod["metadata"]["uid"] != uid:
-            return None
-        merged = pod["metadata"].get("annotations", {}) | dict(annotations)
-        pod["metadata"]["annotations"] = {key: value for key, value in merged.items() if value is not None}
-        pod["metadata"]["resourceVersion"] = self._next_version()
-        self._show()
-        return _copied(pod)
-
-    async def label_pod(self, namespace: str, name: str, *, labels: Mapping[str, str | None]) -> None:
-        pod = self.pods.get((namespace, name))
-        if pod is not None:
-            merged = pod["metadata"].get("labels", {}) | dict(labels)
-            pod["metadata"]["labels"] = {key: value for key, value in merged.items() if value is not None}
-            pod["metadata"]["resourceVersion"] = self._next_version()
-            self._show()
-
-    async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
-        self.num_reads["nodes"] += 1
-        return [_copied(self.nodes[name]) for name in sorted(set(names)) if name in self.nodes]
-
-    async def create_event(self, event: Manifest) -> None:
-        self.events.append(_copied(event))
-
-    async def events_about(self, namespace: str, *, uid: str) -> list[Manifest]:
-        self.num_reads["events"] += 1
-        return [_copied(event) for event in self.events if event["involvedObject"].get("uid") == uid]
-
-    # --- WatchClient --------------------------------------------------------------------------------------
-
-    async def list_kind(
+    async def list(
         self,
-        kind: Kind,
+        resource: Resource,
         *,
         namespace: str = "",
-        labels: Mapping[str, str] | None = None,
-        keep: Callable[[Manifest], Manifest] = lambda item: item,
+        labels: Labels = ALL,
+        fields: Fields = ALL,
+        keep: Keep = as_it_is,
     ) -> Listing:
-        self._refuse_watches()
-        self.num_reads[f"list {kind}"] += 1
-        self._show()
-        found = [
-            keep(_copied(item))
-            for (item_namespace, _), item in sorted(self._objects()[kind].items())
-            if namespace in ("", item_namespace)
-            and dict(labels or {}).items() <= item["metadata"].get("labels", {}).items()
-        ]
-        return Listing(items=tuple(found), version=self._newest)
+        async with self._asked("list", resource):
+            self._show()
+            found = [
+                keep(_copied(item))
+                for _, item in sorted(self._objects[resource].items())
+                if namespace in ("", item["metadata"].get("namespace"))
+                and _is_selected(item, labels)
+                and all(_at(item, path) == value for path, value in fields.items())
+            ]
+            return Listing(items=tuple(found), version=self._newest)
 
-    async def watch_kind(self, kind: Kind, version: int) -> AsyncIterator[WatchEvent]:
+    async def create(self, resource: Resource, manifest: Manifest) -> Manifest:
+        new = _copied(manifest)
+        name = new.get("metadata", {}).get("name", "")
+        async with self._asked("create", resource, name, new):
+            if resource == TOKEN_REVIEWS:
+                return self._reviewed(new)
+            objects, key = self._objects[resource], _key(resource, new)
+            if key in objects:
+                raise AlreadyExistsError(f'{resource} "{name}" already exists')
+            objects[key] = self._stamped(new)
+            if resource == PODS:
+                objects[key]["status"] = {"phase": "Pending"}
+            self._show()
+            return _copied(objects[key])
+
+    async def patch(
+        self, resource: Resource, name: str, patch: Manifest, *, namespace: str = "", uid: str = ""
+    ) -> Manifest | None:
+        async with self._asked("patch", resource, name, patch):
+            found = self._found(resource, namespace, name, uid)
+            if found is None:
+                return None
+            _merge(found, patch)
+            found["metadata"]["resourceVersion"] = self._next_version()
+            self._show()
+            return _copied(found)
+
+    async def replace(self, resource: Resource, manifest: Manifest, *, subresource: str = "") -> Manifest:
+        new = _copied(manifest)
+        async with self._asked("replace", resource, new["metadata"]["name"], new):
+            objects, key = self._objects[resource], _key(resource, new)
+            stored = objects.get(key)
+            if stored is None or stored["metadata"]["resourceVersion"] != new["metadata"]["resourceVersion"]:
+                raise ConflictError(f"{resource} {key} has been modified; read it again")
+            if subresource:
+                new = _copied(stored) | {subresource: new[subresource]}
+            objects[key] = self._stamped(new, stored)
+            return _copied(objects[key])
+
+    async def delete(
+        self, resource: Resource, name: str, *, namespace: str = "", uid: str, grace_seconds: int | None = None
+    ) -> Manifest | None:
+        async with self._asked("delete", resource, name):
+            found = self._found(resource, namespace, name, uid)
+            if found is None:
+                return None
+            self._show()  # watches show an object that came and went at once, too
+            if resource == PODS:
+                self._terminate(found, at_once=grace_seconds == 0 or not found["spec"].get("nodeName"))
+            answer = _copied(found)
+            if resource != PODS or found["metadata"]["deletionGracePeriodSeconds"] == 0:
+                del self._objects[resource][_key(resource, found)]
+            for key in [key for key, pod in self.pods.items() if _is_owned_by(pod, uid)]:
+                del self.pods[key]
+            self._show()
+            return answer
+
+    async def watch(self, resource: Resource, version: int, *, labels: Labels = ALL) -> AsyncIterator[WatchEvent]:
         while True:
-            self._refuse_watches()
+            async with self._asked("watch", resource):
+                pass
             if version < self._known_since:
                 raise ExpiredError(f"too old resource version: {version} ({self._known_since})")
             self._show()
-            for event in [each for of, each in self._history if of is kind and each.version > version]:
+            for before, event in [
+                (before, event) for of, before, event in self._changes if of == resource and event.version > version
+            ]:
                 version = event.version
-                yield _copied(event)
+                if (shown := _selected_event(before, event, labels)) is not None:
+                    yield _copied(shown)
             await asyncio.sleep(0.001)
 
-    def _refuse_watches(self) -> None:
-        if self.watches_fail:
-            raise ClusterError("the API server can't be reached")
+    def _found(self, resource: Resource, namespace: str, name: str, uid: str) -> Manifest | None:
+        found = self._objects[resource].get((namespace, name) if resource.namespaced else name)
+        return found if found is not None and uid in ("", found["metadata"]["uid"]) else None
 
-    # --- TokenReviewer, IssuerClient, LeaseClient, SecretClient, NamespaceClient, HistoryClient and others
+    def _terminate(self, pod: Manifest, *, at_once: bool) -> None:
+        meta = pod["metadata"]
+        meta.setdefault("deletionTimestamp", _now())
+        meta["deletionGracePeriodSeconds"] = 0 if at_once else 30
+        meta["resourceVersion"] = self._next_version()
 
-    async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
-        return self.tokens.get((token, audience))
+    def _reviewed(self, review: Manifest) -> Manifest:
+        token, [audience] = review["spec"]["token"], review["spec"]["audiences"]
+        pod = self.tokens.get((token, audience))
+        if pod is None:
+            return review | {"status": {"authenticated": False}}
+        user = {
+            "username": f"{SERVICE_ACCOUNT_PREFIX}{pod.namespace}:default",
+            "extra": {EXTRA_POD_NAME: [pod.pod], EXTRA_POD_UID: [pod.uid]},
+        }
+        return review | {"status": {"authenticated": True, "audiences": [audience], "user": user}}
 
-    async def read_issuer(self) -> TokenIssuer:
-        self.num_issuer_reads += 1
-        if self.issuer is None:
-            raise ClusterError("the API server publishes no keys")
-        return self.issuer
 
-    async def read_lease(self, namespace: str, name: str) -> Manifest | None:
-        return _copied(self.leases.get((namespace, name)))
+def _key(resource: Resource, item: Manifest) -> Any:
+    meta = item["metadata"]
+    return (meta["namespace"], meta["name"]) if resource.namespaced else meta["name"]
 
-    async def list_leases(self, name: str) -> list[Manifest]:
-        return [_copied(lease) for (_, found), lease in sorted(self.leases.items()) if found == name]
 
-    async def write_lease(self, lease: Manifest) -> Manifest:
-        return self._write(self.leases, lease)
-
-    async def get_namespace(self, name: str) -> Manifest | None:
-        return _copied(self.namespaces.get(name))
-
-    async def read_secret(self, namespace: str, name: str) -> Manifest | None:
-        return _copied(self.secrets.get((namespace, name)))
-
-    async def write_secret(self, secret: Manifest) -> Manifest:
-        return self._write(self.secrets, secret)
-
-    async def create_network_policy(self, policy: Manifest) -> None:
-        key = (policy["metadata"]["namespace"], policy["metadata"]["name"])
-        if key in self.network_policies:
-            raise AlreadyExistsError(f'networkpolicies "{key[1]}" already exists')
-        self.network_policies[key] = self._stamped(policy)
-
-    async def read_definition(self, name: str) -> Manifest | None:
-        return _copied(self.other_definitions.get(name) or crd.definitions().get(name))
-
-    async def read_history(self, key: JobKey) -> Manifest | None:
-        return _copied(self.histories.get((key.namespace, key.name)))
-
-    async def write_history(self, history: Manifest) -> Manifest:
-        return self._write(self.histories, history)
-
-    def _write(self, store: dict[tuple[str, str], Manifest], new: Manifest) -> Manifest:
-        key = (new["metadata"]["namespace"], new["metadata"]["name"])
-        stored = store.get(key)
-        stored_version = stored["metadata"]["resourceVersion"] if stored else None
-        if new["metadata"].get("resourceVersion") != stored_version:
-            raise ConflictError(f"{key[1]} has been modified; read it again")
-        store[key] = self._stamped(new, stored)
-        return _copied(store[key])
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _copied(item: _T) -> _T:
@@ -315,5 +317,38 @@ def _copied(item: _T) -> _T:
     return copy
 
 
-def _owned_by(pod: Manifest, uid: str) -> bool:
+def _is_selected(item: Manifest, labels: Labels) -> bool:
+    found = item["metadata"].get("labels") or {}
+    return all(found.get(key) == value if value is not None else found.get(key) for key, value in labels.items())
+
+
+def _selected_event(before: Manifest | None, event: WatchEvent, labels: Labels) -> WatchEvent | None:
+    """The event as a watch of some objects shows it. One that is no longer selected is gone."""
+    assert event.object is not None
+    if _is_selected(event.object, labels):
+        return event
+    if before is not None and _is_selected(before, labels):
+        return WatchEvent(object=event.object, version=event.version, deleted=True)
+    return None
+
+
+def _at(item: Manifest, path: str) -> Any:
+    found: Any = item
+    for part in path.split("."):
+        found = found.get(part, {})
+    return found
+
+
+def _merge(found: Manifest, patch: Manifest) -> None:
+    """Merge a patch into an object (RFC 7386)."""
+    for key, value in patch.items():
+        if isinstance(value, dict):
+            _merge(found.setdefault(key, {}), value)
+        elif value is None:
+            found.pop(key, None)
+        else:
+            found[key] = value
+
+
+def _is_owned_by(pod: Manifest, uid: str) -> bool:
     return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences", ()))

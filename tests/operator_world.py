@@ -5,21 +5,21 @@ Kubelets and agents do as the operator says.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from cluster_faults import WRITES, Request
 from memory_cluster import MemoryCluster
 from spottrain_api import crd
 from spottrain_api.contract.names import LABEL_CAPACITY_TYPE
 from spottrain_api.v1alpha1.pod_template import Network
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.plan import plan
-from spottrain_operator.kube.client import ClusterClient
+from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey, PodIdentity
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import EVENTS, JOBS, NETWORK_POLICIES, PODS, Manifest, Resource
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.history import HistoryKeeper
@@ -61,63 +61,48 @@ class CrashError(BaseException):
 
 
 class CrashingCluster(MemoryCluster):
-    """Raises `crash` once, before or after its n-th write took effect."""
+    """Raises `crash` once, before or after its n-th write took effect.
 
-    crash: type[BaseException] = CrashError
+    Leases and histories don't count, nor what is in `spares`.
+    """
 
-    def __init__(self, *, crash_at: int | None = None, after: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        crash_at: int | None = None,
+        after: bool = False,
+        crash: type[BaseException] = CrashError,
+        spares: frozenset[Resource] = frozenset(),
+    ) -> None:
         super().__init__()
-        self._crash_at = crash_at
-        self._after = after
+        self._crash_at = (crash_at, after)
+        self._crash = crash
+        self._counted = frozenset({JOBS, PODS, EVENTS, NETWORK_POLICIES}) - spares
         self.num_writes = 0
         self.num_status_writes = 0
         self.created: list[str] = []
         self.deleted: set[str] = set()
+        self.before.append(self._begins)
+        self.after.append(self._ends)
 
-    async def _crashing(self, write: Callable[[], Awaitable[Any]]) -> Any:
-        self.num_writes += 1
-        crashes = self.num_writes == self._crash_at
-        if crashes and not self._after:
-            raise self.crash("before the write")
-        result = await write()
-        if crashes:
-            raise self.crash("after the write")
-        return result
+    def _counts(self, request: Request) -> bool:
+        return request.verb in WRITES and request.resource in self._counted
 
-    async def replace_job_status(self, job: Manifest) -> Manifest:
-        self.num_status_writes += 1
-        return dict(await self._crashing(lambda: MemoryCluster.replace_job_status(self, job)))
+    async def _begins(self, request: Request) -> None:
+        if request[:2] == ("replace", JOBS):
+            self.num_status_writes += 1
+        if request[:2] == ("delete", PODS):
+            self.deleted.add(request.name)
+        if self._counts(request):
+            self.num_writes += 1
+            if self._crash_at == (self.num_writes, False):
+                raise self._crash("before the write")
 
-    async def create_pod(self, pod: Manifest) -> Manifest:
-        async def create() -> Manifest:
-            made = await MemoryCluster.create_pod(self, pod)
-            self.created.append(pod["metadata"]["name"])
-            return made
-
-        return dict(await self._crashing(create))
-
-    async def delete_pod(
-        self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
-    ) -> Manifest | None:
-        self.deleted.add(name)
-        deleted: Manifest | None = await self._crashing(
-            lambda: MemoryCluster.delete_pod(self, namespace, name, uid=uid, grace_seconds=grace_seconds)
-        )
-        return deleted
-
-    async def annotate_pod(
-        self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
-    ) -> Manifest | None:
-        annotated: Manifest | None = await self._crashing(
-            lambda: MemoryCluster.annotate_pod(self, namespace, name, uid=uid, annotations=annotations)
-        )
-        return annotated
-
-    async def create_event(self, event: Manifest) -> None:
-        await self._crashing(lambda: MemoryCluster.create_event(self, event))
-
-    async def create_network_policy(self, policy: Manifest) -> None:
-        await self._crashing(lambda: MemoryCluster.create_network_policy(self, policy))
+    async def _ends(self, request: Request) -> None:
+        if request[:2] == ("create", PODS):
+            self.created.append(request.name)
+        if self._counts(request) and self._crash_at == (self.num_writes, True):
+            raise self._crash("after the write")
 
 
 @dataclass
@@ -128,7 +113,7 @@ class World:
     """
 
     cluster: CrashingCluster
-    client: ClusterClient | None = None  # through which the operator sees it; None: without caches
+    client: Cluster | None = None  # through which the operator sees it; None: without caches
     now: datetime = EPOCH
     last_step: InitVar[int] = LAST_STEP
     num_crashes: int = 0

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from spottrain_api.contract.names import TOKEN_AUDIENCE
-from spottrain_operator.kube.client import TokenIssuer
+from spottrain_operator.control_api.cluster_keys import ISSUER_PATH, KEYS_PATH
 from spottrain_operator.kube.identities import PodIdentity
 from spottrain_operator.kube.resources import Manifest
 
@@ -33,6 +33,11 @@ def pod_token(pod: PodIdentity, *, audience: object = TOKEN_AUDIENCE, seconds: o
 
 def _encoded(content: Any) -> str:
     return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
+
+
+def answers(issuer: str, key_set: Any) -> dict[str, Manifest]:
+    """What an API server answers by path about its issuer and its keys."""
+    return {ISSUER_PATH: {"issuer": issuer}, KEYS_PATH: key_set}
 
 
 class SigningIssuer:
@@ -77,6 +82,6 @@ class SigningIssuer:
         algorithm = RSAAlgorithm if self.algorithm == "RS256" else ECAlgorithm
         return {"use": "sig", "kid": self.key_name, "alg": self.algorithm, **algorithm.to_jwk(public, as_dict=True)}
 
-    def published(self, *others: SigningIssuer) -> TokenIssuer:
-        """What an API server answers that also knows the keys of `others`."""
-        return TokenIssuer(name=self.name, keys={"keys": [each.public_key() for each in (self, *others)]})
+    def published(self, *others: SigningIssuer) -> dict[str, Manifest]:
+        """What an API server answers by path that also knows the keys of `others`."""
+        return answers(self.name, {"keys": [each.public_key() for each in (self, *others)]})

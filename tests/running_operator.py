@@ -11,11 +11,14 @@ from datetime import UTC, datetime
 import aiohttp
 from benchmarks.ports import free_ports
 
+from cluster_faults import Request
 from memory_cluster import MemoryCluster
 from operator_world import KEY, job
 from pod_tokens import pod_token
 from spottrain_api.contract.assignments import AgentReport
 from spottrain_api.contract.names import TOKEN_AUDIENCE
+from spottrain_operator.control_api.cluster_keys import ClusterKeys
+from spottrain_operator.kube import resources
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey, PodIdentity
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
@@ -40,21 +43,17 @@ class LeaseAway(MemoryCluster):
         self.creates = asyncio.Event()
         self.creates.set()
         self.held: dict[str, asyncio.Event] = {}
+        self.before.append(self._holds)
 
-    async def create_pod(self, pod: Manifest) -> Manifest:
-        await self.creates.wait()
-        return await super().create_pod(pod)
-
-    async def replace_job_status(self, job: Manifest) -> Manifest:
-        if job["metadata"]["name"] in self.held:
-            await self.held[job["metadata"]["name"]].wait()
-        return await super().replace_job_status(job)
-
-    async def read_lease(self, namespace: str, name: str) -> Manifest | None:
-        if self.is_away:
-            self.num_tries_away += 1
-            raise ClusterError("connection refused")
-        return await super().read_lease(namespace, name)
+    async def _holds(self, request: Request) -> None:
+        match request[:2]:
+            case "create", resources.PODS:
+                await self.creates.wait()
+            case "replace", resources.JOBS if request.name in self.held:
+                await self.held[request.name].wait()
+            case "get", resources.LEASES if self.is_away:
+                self.num_tries_away += 1
+                raise ClusterError("connection refused")
 
 
 @dataclass
@@ -177,4 +176,4 @@ def settings_of(identity: str, scope: Scope = ALL) -> OperatorSettings:
 
 def begin(settings: OperatorSettings, cluster: LeaseAway, stop: asyncio.Event) -> asyncio.Task[None]:
     election = LeaderElection(cluster, settings.lease)
-    return asyncio.create_task(Operator(settings, cluster, cluster, election).run(stop))  # type: ignore[arg-type]
+    return asyncio.create_task(Operator(settings, cluster, ClusterKeys(cluster.get_raw), election).run(stop))

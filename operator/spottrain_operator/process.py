@@ -31,24 +31,24 @@ from spottrain_operator.core.plan import plan
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 from spottrain_operator.heap import keep_trimmed
 from spottrain_operator.kube.cache import Change
-from spottrain_operator.kube.client import Kind, WatchClient
+from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.election_thread import ElectionThread
 from spottrain_operator.kube.errors import ClusterError, ConflictError
 from spottrain_operator.kube.identities import JobKey
-from spottrain_operator.kube.kopf_watch import KopfWatch
-from spottrain_operator.kube.kubernetes_client import KubernetesCluster
+from spottrain_operator.kube.kopf_watch import watch_jobs
+from spottrain_operator.kube.kubernetes_cluster import KubernetesCluster
 from spottrain_operator.kube.leader_label import LeaderLabel
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
 from spottrain_operator.kube.led_namespaces import LedNamespaces
 from spottrain_operator.kube.limits import ClientLimits
-from spottrain_operator.kube.watch_client import KubernetesWatch
+from spottrain_operator.kube.resources import JOBS, Resource
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.definitions import warn_of_other_definitions
 from spottrain_operator.objects.history import HistoryKeeper
 from spottrain_operator.objects.isolation import Isolation
 from spottrain_operator.objects.placement import Site
-from spottrain_operator.objects.watched_cluster import WatchedCluster
+from spottrain_operator.objects.watched_cluster import Watch, WatchedCluster
 from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer, processor_from_environment
 from spottrain_operator.wakes import first_wakes, wakes
@@ -107,13 +107,16 @@ class Operator:
     def __init__(
         self,
         settings: OperatorSettings,
-        cluster: KubernetesCluster,
-        watches: WatchClient,
+        cluster: Cluster,
+        keys: ClusterKeys,
         election: LeaderElection | ElectionThread,
+        *,
+        watch_jobs: Watch | None = None,
     ) -> None:
         self._settings = settings
         self._cluster = cluster
-        self._watched = WatchedCluster(cluster, watches, self._on_change)
+        self._keys = keys
+        self._watched = WatchedCluster(cluster, self._on_change, watch_jobs=watch_jobs)
         self._election = election
         self._namespaces = LedNamespaces(settings.lease.scope, cluster)
         self._label = LeaderLabel(
@@ -155,9 +158,9 @@ class Operator:
         if self._controller is not None:
             self._controller.wake(job, Priority.URGENT if urgent else Priority.NORMAL)
 
-    def _on_change(self, kind: Kind, change: Change) -> None:
+    def _on_change(self, resource: Resource, change: Change) -> None:
         if self._controller is not None:
-            for job, priority in wakes(kind, change, self._watched.jobs_on):
+            for job, priority in wakes(resource, change, self._watched.jobs_on):
                 self._controller.wake(job, priority)
 
     def _is_ready(self) -> bool:
@@ -254,8 +257,8 @@ class Operator:
         to be refused.
         """
         api = ControlApi(
-            reviewer=self._cluster,
-            keys=ClusterKeys(self._cluster),
+            cluster=self._cluster,
+            keys=self._keys,
             board=self._board,
             reports=self._reports,
             is_ready=self._is_ready,
@@ -335,7 +338,9 @@ class Operator:
 
         Look again if that may change.
         """
-        job = await self._watched.get_job(key) if self._namespaces.may_change else None
+        job = None
+        if self._namespaces.may_change:
+            job = await self._watched.get(JOBS, key.name, namespace=key.namespace)
         reconciler.leave(key, job)
         return PassResult(requeue_after=NOT_LED_SECONDS, gone=job is None)
 
@@ -346,7 +351,8 @@ class Operator:
 
         Ends once there is a decision on each job that isn't over, or after some time.
         """
-        jobs = first_wakes(await self._watched.list_jobs(), self._watched.nodes(), self._watched.jobs_on)
+        found = await self._watched.list(JOBS)
+        jobs = first_wakes(found.items, self._watched.nodes(), self._watched.jobs_on)
         for key, priority in jobs.items():
             controller.wake(key, priority)
         known = self._watched.jobs_with_pods() | self._metrics.jobs | self._reports.jobs
@@ -372,10 +378,10 @@ async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:
     """
     async with (
         KubernetesCluster(settings.limits) as cluster,
-        KubernetesWatch() as watches,
         ElectionThread(settings.lease, KubernetesCluster) as election,
     ):
-        await Operator(settings, cluster, KopfWatch(watches), election).run(stop)
+        keys = ClusterKeys(cluster.get_raw)
+        await Operator(settings, cluster, keys, election, watch_jobs=watch_jobs).run(stop)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from spottrain_api.contract.assignments import Assignment, AssignmentAction, CapacityType, Relay
+from spottrain_api.contract.assignments import Assignment, AssignmentAction, Relay
 from spottrain_api.contract.conditions import ConditionReason, ConditionType, EventReason
 from spottrain_api.contract.names import KIND, LABEL_JOB, LABEL_JOB_UID
 from spottrain_api.contract.nodes import shutdown_grace_seconds
@@ -37,10 +37,10 @@ from spottrain_operator.core.model import (
 from spottrain_operator.core.policies.understanding import sentence
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 from spottrain_operator.job_record import JobRecord
-from spottrain_operator.kube.client import ClusterClient
+from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.errors import RefusedError
 from spottrain_operator.kube.identities import JobKey
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import JOBS, NODES, PODS, Manifest
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.objects.apply import apply
 from spottrain_operator.objects.claims import RivalFinder
@@ -57,12 +57,12 @@ from spottrain_operator.objects.observe import (
     orphans_pods,
     owned_by,
     pod_view,
-    refusal,
 )
 from spottrain_operator.objects.placement import DEFAULT_SITE, Site
 from spottrain_operator.objects.pod_events import PodEvents
-from spottrain_operator.objects.pods import template_hash
+from spottrain_operator.objects.pods import annotate_pod, template_hash
 from spottrain_operator.objects.write_back import as_written, with_condition
+from spottrain_operator.refusals import note_refusal, note_unprotected, protects
 from spottrain_operator.tracing import ChangeTracer
 from spottrain_runtime.logs import about
 
@@ -85,7 +85,7 @@ class Reconciler:
         self,
         *,
         plan: Planner,
-        cluster: ClusterClient,
+        cluster: Cluster,
         tainted_nodes: Callable[[], Sequence[Manifest]],
         board: AssignmentBoard,
         reports: ReportBox,
@@ -129,7 +129,7 @@ class Reconciler:
         Raises:
             ClusterError: The pass failed halfway and has to be repeated.
         """
-        job = await self._cluster.get_job(key)
+        job = await self._cluster.get(JOBS, key.name, namespace=key.namespace)
         if job is None:
             await self._clean_up(key, published)
             return PassResult(gone=True)
@@ -193,8 +193,8 @@ class Reconciler:
     async def _pods(self, key: JobKey, job: Manifest) -> list[Manifest]:
         uid = job["metadata"]["uid"]
         labels = {LABEL_JOB: key.name, LABEL_JOB_UID: uid}
-        labelled = await self._cluster.list_pods(key.namespace, labels=labels)
-        pods = [pod for pod in labelled if owned_by(pod, uid)]
+        labelled = await self._cluster.list(PODS, namespace=key.namespace, labels=labels)
+        pods = [pod for pod in labelled.items if owned_by(pod, uid)]
         self._reports.keep(key, frozenset(pod["metadata"]["uid"] for pod in pods))
         return pods
 
@@ -207,7 +207,7 @@ class Reconciler:
 
         async def annotate(name: str, uid: str) -> None:
             try:
-                await self._cluster.annotate_pod(key.namespace, name, uid=uid, annotations=control.annotations)
+                await annotate_pod(self._cluster, key.namespace, name, uid=uid, annotations=control.annotations)
             except RefusedError as error:
                 logger.warning("%s: its pod %s can't be given the control API's new address: %s", key, name, error)
 
@@ -219,12 +219,13 @@ class Reconciler:
         found = sorted((pod_view(pod) for pod in pods), key=lambda pod: pod.sequence)
         uids = frozenset(pod.uid for pod in found)
         views = await self._pod_events.explained(key, record.troubles, found, self._now())
-        nodes = await self._cluster.get_nodes({pod.node for pod in views if pod.node})
+        names = sorted({pod.node for pod in views if pod.node})
+        nodes = await asyncio.gather(*(self._cluster.get(NODES, name) for name in names))
         unplaced = [pod for pod in views if pod.unschedulable_since is not None]
         return Observed(
             job=job,
             pods=views,
-            nodes={node["metadata"]["name"]: node_view(node) for node in nodes},
+            nodes={name: node_view(node) for name, node in zip(names, nodes, strict=True) if node is not None},
             # While the lease was away, nobody could be heard.
             reports={uid: v for uid, v in self._reports.of(uids).items() if v.last_contact >= listening_since},
             refused_reports=self._reports.refused(uids),
@@ -248,7 +249,8 @@ class Reconciler:
         found = job.get("status") or {}
         if found and view.status == status:
             return job, view
-        job = await self._cluster.replace_job_status(job | {"status": as_written(status, view.status, found)})
+        new = job | {"status": as_written(status, view.status, found)}
+        job = await self._cluster.replace(JOBS, new, subresource="status")
         return job, replace(view, status=job_status(job))
 
     async def _apply(
@@ -259,7 +261,7 @@ class Reconciler:
         A refused pod doesn't fail the pass, so that the job's running pods are looked after as before.
         """
         if not record.annotating.is_due(self._now()):
-            actions = [action for action in actions if not _protects(action)]
+            actions = [action for action in actions if not protects(action)]
         control = self._control()
         doing = [apply(self._cluster, view, action, control=control, site=self._site) for action in actions]
         results = await asyncio.gather(*doing, return_exceptions=True)
@@ -267,10 +269,11 @@ class Reconciler:
         refusals = [(a, e) for a, e in failed if isinstance(a, CreatePod) and isinstance(e, RefusedError)]
         refused = [error for _, error in refusals]
         if tried := {action.capacity_type for action in actions if isinstance(action, CreatePod)}:
-            self._note_refusal(record, view, tried, {action.capacity_type: error for action, error in refusals})
+            errors = {action.capacity_type: error for action, error in refusals}
+            note_refusal(record, view, tried, errors, self._now())
         unprotected = [e for action, e in failed if isinstance(action, AnnotatePod) and isinstance(e, RefusedError)]
-        if unprotected or any(map(_protects, actions)):
-            self._note_unprotected(key, record, unprotected[0] if unprotected else None)
+        if unprotected or any(map(protects, actions)):
+            note_unprotected(key, record, unprotected[0] if unprotected else None, self._now())
         for error in refused:
             message = f"A pod can't be created; the operator retries: {error}"
             await self._events.record(
@@ -279,41 +282,6 @@ class Reconciler:
         for _, failure in failed:
             if failure not in refused and failure not in unprotected:
                 raise failure
-
-    def _note_unprotected(self, key: JobKey, record: JobRecord, error: RefusedError | None) -> None:
-        """Keep that the job's pods can't be annotated; None if they can.
-
-        Training doesn't depend on it.
-        """
-        if error is None:
-            record.annotating.note_success()
-        elif record.annotating.note_refusal(self._now()):
-            logger.warning(
-                "%s: its pods can't be annotated, so autoscalers may take their nodes; the operator retries: %s. If "
-                "it lacks the right, give it the verb patch on pods, as the chart's role does.",
-                key,
-                error,
-            )
-
-    def _note_refusal(
-        self, record: JobRecord, job: JobView, tried: Set[CapacityType], errors: Mapping[CapacityType, RefusedError]
-    ) -> None:
-        """Keep why pods of the job are refused, and of which types.
-
-        The reason is kept in memory only, so a new operator retries.
-
-        Args:
-            record: What is kept of the job.
-            job: Its view.
-            tried: Types of the pods that were to be created.
-            errors: A refusal for each type of which a pod was refused.
-        """
-        known, refused = record.refusal, frozenset(errors)
-        if known is not None and known.metadata_generation == job.metadata_generation:
-            refused |= known.capacity_types - tried
-        if errors:
-            known = refusal(next(iter(errors.values())), job, known, self._now())
-        record.refusal = replace(known, capacity_types=refused) if known is not None and refused else None
 
     async def _leave_alone(self, job: Manifest, error: NotUnderstoodError) -> PassResult:
         """Report that this version can't manage the job, which a newer one wrote.
@@ -338,7 +306,7 @@ class Reconciler:
         if not begun:
             status |= {"phase": Phase.PENDING.value, "message": message}
         if status != found:
-            job = await self._cluster.replace_job_status(job | {"status": status})
+            job = await self._cluster.replace(JOBS, job | {"status": status}, subresource="status")
             await self._events.record(
                 job, Event(type="Warning", reason=EventReason.SPEC_NOT_UNDERSTOOD.value, message=message)
             )
@@ -355,7 +323,7 @@ class Reconciler:
         await published(trains=False)
         for meta in pods if not keeps_pods else ():
             if "deletionTimestamp" not in meta:
-                await self._cluster.delete_pod(key.namespace, meta["name"], uid=meta["uid"])
+                await self._cluster.delete(PODS, meta["name"], namespace=key.namespace, uid=meta["uid"])
         self._forget(key)
 
     async def _assign_exit(self, key: JobKey) -> list[Manifest]:
@@ -367,7 +335,8 @@ class Reconciler:
         Returns:
             The metadata of the pods that it owns.
         """
-        pods = [pod["metadata"] for pod in await self._cluster.list_pods(key.namespace, labels={LABEL_JOB: key.name})]
+        labelled = await self._cluster.list(PODS, namespace=key.namespace, labels={LABEL_JOB: key.name})
+        pods = [pod["metadata"] for pod in labelled.items]
         owned = [meta for meta in pods if _is_owned_by_name(meta, key.name)]
         uids = {meta["uid"] for meta in pods if meta in owned or self._board.has_decided(meta["uid"])}
         self._reports.keep(key, frozenset(uids))
@@ -401,14 +370,6 @@ class Reconciler:
 
 def _is_owned_by_name(meta: Manifest, job: str) -> bool:
     return any(owner["kind"] == KIND and owner["name"] == job for owner in meta.get("ownerReferences", ()))
-
-
-def _protects(action: Action) -> bool:
-    """Whether it annotates a pod.
-
-    To remove what it has is never put off: it would hold up the drain of a node.
-    """
-    return isinstance(action, AnnotatePod) and any(action.annotations.values())
 
 
 def _placed(assigned: Assignment, pod: PodView, observed: Observed, relay: Relay | None) -> Assignment:

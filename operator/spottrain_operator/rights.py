@@ -13,6 +13,7 @@ from spottrain_api import crd
 from spottrain_api.contract.names import GROUP, PLURAL
 from spottrain_api.history import HISTORY_PLURAL
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
+from spottrain_operator.control_api.cluster_keys import ISSUER_PATH, KEYS_PATH
 from spottrain_operator.kube.lease import LEASE_NAME
 
 
@@ -36,8 +37,6 @@ class Right:
 
 
 READ = ("get", "list", "watch")
-# Who signs the tokens of service accounts, and the public keys.
-ISSUER_PATHS = ("/.well-known/openid-configuration", "/openid/v1/jwks")
 
 RIGHTS: Mapping[str, tuple[Right, ...]] = {
     "operator": (
@@ -53,7 +52,7 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
         Right(resource="nodes", verbs=READ),
         Right(resource="namespaces", verbs=("get",)),
         Right(group="authentication.k8s.io", resource="tokenreviews", verbs=("create",)),
-        *(Right(path=path, verbs=("get",)) for path in ISSUER_PATHS),
+        *(Right(path=path, verbs=("get",)) for path in (ISSUER_PATH, KEYS_PATH)),
         *(
             Right(group="apiextensions.k8s.io", resource="customresourcedefinitions", verbs=("get",), name=name)
             for name in crd.definitions()

@@ -9,31 +9,31 @@ from spottrain_api.v1alpha1.status import FINISHED_PHASES
 from spottrain_operator.controller import Priority
 from spottrain_operator.core.facts.notices import LOSS_TAINTS
 from spottrain_operator.kube.cache import Change
-from spottrain_operator.kube.client import Kind
 from spottrain_operator.kube.identities import JobKey
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import JOBS, NODES, PODS, Manifest, Resource
 from spottrain_operator.objects.watched_cluster import job_of
 
 
-def wakes(kind: Kind, change: Change, jobs_on: Callable[[str], set[JobKey]]) -> Iterator[tuple[JobKey, Priority]]:
+def wakes(
+    resource: Resource, change: Change, jobs_on: Callable[[str], set[JobKey]]
+) -> Iterator[tuple[JobKey, Priority]]:
     """The jobs to wake.
 
     Args:
-        kind: Of the object that has changed.
+        resource: Of the object that has changed.
         change: What it was and is.
         jobs_on: The jobs with a pod on a node.
     """
     newest = change.after or change.before
     assert newest is not None
-    match kind:
-        case Kind.JOBS:
-            yield JobKey.of(newest), priority_of(newest)
-        case Kind.PODS:
-            yield job_of(newest), _priority(change, _troubles_of_pod)
-        case Kind.NODES:
-            priority = _priority(change, _troubles_of_node)
-            for key in jobs_on(newest["metadata"]["name"]):
-                yield key, priority
+    if resource == JOBS:
+        yield JobKey.of(newest), priority_of(newest)
+    elif resource == PODS:
+        yield job_of(newest), _priority(change, _troubles_of_pod)
+    elif resource == NODES:
+        priority = _priority(change, _troubles_of_node)
+        for key in jobs_on(newest["metadata"]["name"]):
+            yield key, priority
 
 
 def first_wakes(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from cluster_setups import Setup, in_memory, on_a_control_plane, put_job
-from spottrain_operator.kube.kopf_watch import KopfWatch
+from spottrain_operator.kube.kopf_watch import watch_jobs
 from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.watched_cluster import WatchedCluster
 
@@ -28,8 +28,8 @@ async def setup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         if not watched:
             yield made
             return
-        watches = KopfWatch(made.watches) if where == "real" else made.watches
-        made.cluster = cluster = WatchedCluster(made.direct, watches, lambda _kind, _change: None)
+        by_kopf = watch_jobs if where == "real" else None
+        made.cluster = cluster = WatchedCluster(made.direct, lambda _resource, _change: None, watch_jobs=by_kopf)
         synced = asyncio.Event()
         following = asyncio.create_task(cluster.follow(synced))
         await synced.wait()

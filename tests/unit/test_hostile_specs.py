@@ -19,6 +19,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from cluster_faults import Failing
 from hostile_pod_templates import volume
 from hostile_specs import MEGABYTE, SHOWN
 from operator_world import KEY, CrashingCluster, World, job
@@ -34,22 +35,17 @@ from spottrain_cli.live_view import job_view
 from spottrain_cli.report import html_report
 from spottrain_operator.kube.errors import InvalidObjectError
 from spottrain_operator.kube.json_text import parsed
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import PODS, Manifest
 from world.clock import EPOCH
 
 # A status is read by every watcher of jobs.
 MOST_OF_STATUS = 10_000
 
 
-class QuotingCluster(CrashingCluster):
+def quoting(text: str) -> Failing:
     """Refuses pods, and quotes what is in them, as Kubernetes does."""
-
-    quotes = ""
-
-    async def create_pod(self, pod: Manifest) -> Manifest:
-        if self.quotes:
-            raise InvalidObjectError(f"spec.containers[0].image: Invalid value: {self.quotes}")
-        return await super().create_pod(pod)
+    error = InvalidObjectError(f"spec.containers[0].image: Invalid value: {text}")
+    return Failing(error=error, verbs=("create",), resource=PODS)
 
 
 FREE = "x-kubernetes-preserve-unknown-fields"
@@ -87,7 +83,7 @@ def test_nothing_in_a_spec_is_without_a_bound() -> None:
 
 @pytest.mark.parametrize("path", FREE_FORM)
 async def test_a_free_form_part_that_is_too_large_starts_nothing(path: str) -> None:
-    cluster = QuotingCluster()
+    cluster = CrashingCluster()
     cluster.put_job(job(**FREE_FORM[path](MEGABYTE)))
     world = World(cluster)
     for _ in range(8):
@@ -118,7 +114,7 @@ def test_a_job_that_is_nested_deeply_hides_no_other(levels: int) -> None:
 
 @pytest.mark.parametrize("path", ["spec.podTemplate.volumes[].csi", "spec.deepspeed.config"])
 async def test_an_edit_that_is_too_large_takes_nothing_from_a_job_that_trains(path: str) -> None:
-    cluster = QuotingCluster()
+    cluster = CrashingCluster()
     cluster.put_job(job())
     world = World(cluster, last_step=100)
     while world.status.get("phase") != "Running":
@@ -214,7 +210,7 @@ class Elements(HTMLParser):
         self.attributes |= {name for name, _ in attrs}
 
 
-def looked_at(world: World, cluster: QuotingCluster) -> JobSnapshot:
+def looked_at(world: World, cluster: CrashingCluster) -> JobSnapshot:
     stored = cluster.jobs[KEY]
     return JobSnapshot(
         namespace=KEY.namespace,
@@ -228,8 +224,9 @@ def looked_at(world: World, cluster: QuotingCluster) -> JobSnapshot:
 @pytest.mark.parametrize("text", SHOWN.values(), ids=SHOWN)
 async def test_hostile_text_is_shown_as_text(text: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    cluster = QuotingCluster()
-    cluster.quotes = f"{text}\nCRITICAL: forged\x1b[2J"
+    cluster = CrashingCluster()
+    refusing = quoting(f"{text}\nCRITICAL: forged\x1b[2J")
+    cluster.before.append(refusing)
     cluster.put_job(job(**hostile(text)))
     world = World(cluster)
     for _ in range(3):
@@ -245,7 +242,7 @@ async def test_hostile_text_is_shown_as_text(text: str, caplog: pytest.LogCaptur
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b" not in shown
 
-    cluster.quotes = ""
+    refusing.error = None
     await world.until_finished()
     assert world.status["phase"] == "Succeeded"
     assert len(json.dumps(world.status)) < MOST_OF_STATUS
@@ -263,8 +260,8 @@ async def test_hostile_text_is_shown_as_text(text: str, caplog: pytest.LogCaptur
 
 
 async def test_a_refusal_of_megabytes_becomes_a_short_sentence() -> None:
-    cluster = QuotingCluster()
-    cluster.quotes = "x" * 2_000_000
+    cluster = CrashingCluster()
+    cluster.before.append(quoting("x" * 2_000_000))
     cluster.put_job(job())
     world = World(cluster)
     for _ in range(3):

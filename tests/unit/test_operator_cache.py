@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spottrain_operator.kube.cache import Change, ObjectCache
-from spottrain_operator.kube.client import Listing, WatchEvent
+from spottrain_operator.kube.cluster import Listing, WatchEvent
 from spottrain_operator.kube.resources import Manifest
 
 KEY = ("team", "gpt-1")

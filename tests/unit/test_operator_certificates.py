@@ -20,6 +20,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from cluster_faults import Failing
 from control_folder import control_folder
 from memory_cluster import MemoryCluster
 from spottrain_agent.control_client import ControlClient
@@ -45,7 +46,7 @@ from spottrain_operator.control_api.certificates import (
 )
 from spottrain_operator.control_api.observability import metrics_application
 from spottrain_operator.kube.errors import ForbiddenError
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import SECRETS
 
 NAMESPACE = "spottrain-system"
 KEY = (NAMESPACE, SECRET_NAME)
@@ -183,16 +184,11 @@ async def test_agents_are_given_the_certificates_of_a_bundle_without_its_comment
         assert keeper.ca == found
 
 
-class Denying(MemoryCluster):
-    """The operator has no right on the Secret."""
-
-    async def read_secret(self, namespace: str, name: str) -> Manifest | None:
-        raise ForbiddenError("secrets is forbidden")
-
-
 async def test_a_missing_right_is_said_until_it_is_there(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "spottrain_operator")
-    keeper = Keeping(cluster=Denying()).keeper()
+    cluster = MemoryCluster()
+    cluster.before.append(Failing(error=ForbiddenError("secrets is forbidden"), resource=SECRETS))
+    keeper = Keeping(cluster=cluster).keeper()
     keeping = asyncio.create_task(keeper.run(lambda: None))
     async with asyncio.timeout(5):
         while not caplog.records:  # noqa: ASYNC110 - there is no event for it

@@ -18,7 +18,7 @@ from spottrain_operator.core.facts.folders import folder_of
 from spottrain_operator.core.model import Rival
 from spottrain_operator.core.plan import plan
 from spottrain_operator.kube.identities import JobKey
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import JOBS, Manifest
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.objects.claims import FolderClaims, RivalFinder
 from spottrain_operator.objects.control_address import ControlAddress
@@ -125,10 +125,10 @@ def test_a_rival_that_is_over_is_noticed_even_if_nobody_said_so() -> None:
 
     async def lives() -> list[str | None]:
         seen = [await rival()]
-        await cluster.replace_job_status(older | {"status": {"phase": "Failed"}})
+        await cluster.replace(JOBS, older | {"status": {"phase": "Failed"}}, subresource="status")
         seen.append(await rival())
         # Its name is used again: that one is younger.
-        await cluster.delete_job(JobKey(namespace="team", name="old"), uid="old")
+        await cluster.delete(JOBS, "old", namespace="team", uid="old")
         cluster.put_job(job("old", -9, uid="again"))
         seen.append(await rival())
         return seen
@@ -184,7 +184,7 @@ def test_the_younger_of_two_jobs_gets_its_pods_when_the_older_is_deleted() -> No
         assert owners() == {"old"}
         status = cluster.jobs[mine]["status"]
         assert "(s3://bucket/run) is the folder of the unfinished job team/old" in status["message"]
-        await cluster.delete_job(old, uid="old")
+        await cluster.delete(JOBS, "old", namespace="team", uid="old")
         await reconciler.reconcile(old)
         await reconciler.reconcile(mine)
         assert owners() == {"mine"}

@@ -22,9 +22,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm
 
 from memory_cluster import MemoryCluster
-from pod_tokens import SigningIssuer
+from pod_tokens import SigningIssuer, answers
 from spottrain_api.contract.names import TOKEN_AUDIENCE
 from spottrain_operator.control_api.cluster_keys import (
+    ISSUER_PATH,
+    KEYS_PATH,
     KEYS_SECONDS,
     LEEWAY_SECONDS,
     MAX_KEYS,
@@ -33,8 +35,8 @@ from spottrain_operator.control_api.cluster_keys import (
     UndecidedError,
     keys_of,
 )
-from spottrain_operator.kube.client import TokenIssuer
 from spottrain_operator.kube.identities import PodIdentity
+from spottrain_operator.kube.resources import Manifest
 
 POD = PodIdentity(namespace="team", pod="gpt-1", uid="uid-1")
 ANOTHER = PodIdentity(namespace="team", pod="gpt-2", uid="uid-2")
@@ -49,8 +51,8 @@ class World:
     clock: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.cluster.issuer = ISSUER.published()
-        self.keys = ClusterKeys(self.cluster, clock=lambda: self.clock)
+        self.cluster.raw = ISSUER.published()
+        self.keys = ClusterKeys(self.cluster.get_raw, clock=lambda: self.clock)
 
     async def found(self, token: str) -> PodIdentity | str | None:
         try:
@@ -127,11 +129,11 @@ LEFT_TO_A_REVIEW = {
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256"])
 async def test_a_token_that_the_cluster_has_signed_is_accepted(algorithm: str) -> None:
     world, issuer = World(), SigningIssuer(algorithm=algorithm)
-    world.cluster.issuer = issuer.published()
+    world.cluster.raw = issuer.published()
     assert await world.found(issuer.token(POD)) == POD
     assert await world.found(issuer.token(POD, aud=TOKEN_AUDIENCE)) == POD
     assert await world.found(issuer.token(ANOTHER, exp=now() - LEEWAY_SECONDS + 30)) == ANOTHER
-    assert world.cluster.num_issuer_reads == 1
+    assert world.cluster.num_reads[KEYS_PATH] == 1
 
 
 @pytest.mark.parametrize("token", REFUSED.values(), ids=REFUSED)
@@ -147,7 +149,7 @@ async def test_a_token_that_is_left_to_a_review(token: str) -> None:
 async def test_a_new_key_is_read_once_a_token_names_it() -> None:
     world = World()
     assert await world.found(ISSUER.token(POD)) == POD
-    world.cluster.issuer = ISSUER.published(NEXT)
+    world.cluster.raw = ISSUER.published(NEXT)
     assert await world.found(NEXT.token(POD)) == UNDECIDED, "the keys were read just now"
     world.clock += REREAD_SECONDS
     assert await world.found(NEXT.token(POD)) == POD
@@ -157,7 +159,7 @@ async def test_a_new_key_is_read_once_a_token_names_it() -> None:
 async def test_a_key_that_has_gone_is_good_for_a_bounded_time() -> None:
     world = World()
     assert await world.found(ISSUER.token(POD)) == POD
-    world.cluster.issuer = NEXT.published()
+    world.cluster.raw = NEXT.published()
     world.clock += KEYS_SECONDS
     assert await world.found(ISSUER.token(POD)) == UNDECIDED
 
@@ -165,7 +167,7 @@ async def test_a_key_that_has_gone_is_good_for_a_bounded_time() -> None:
 async def test_keys_that_cannot_be_read_again_end_in_time_too(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     assert await world.found(ISSUER.token(POD)) == POD
-    world.cluster.issuer = None
+    world.cluster.raw = {}
     world.clock += KEYS_SECONDS - 1
     assert await world.found(NEXT.token(POD)) == UNDECIDED
     assert await world.found(ISSUER.token(POD)) == POD
@@ -175,7 +177,7 @@ async def test_keys_that_cannot_be_read_again_end_in_time_too(caplog: pytest.Log
             assert await world.found(ISSUER.token(POD)) == UNDECIDED
             world.clock += REREAD_SECONDS
     assert len(caplog.records) <= 1, "the log says once that the keys can't be read"
-    world.cluster.issuer = ISSUER.published()
+    world.cluster.raw = ISSUER.published()
     assert await world.found(ISSUER.token(POD)) == POD
 
 
@@ -184,7 +186,7 @@ async def test_unknown_keys_cost_few_reads() -> None:
     for number in range(1000):
         assert await world.found(ISSUER.token(POD, key_name=f"bogus {number}")) == UNDECIDED
         world.clock += REREAD_SECONDS / 100
-    assert world.cluster.num_issuer_reads <= 11
+    assert world.cluster.num_reads[KEYS_PATH] <= 11
 
 
 class SlowIssuer:
@@ -194,15 +196,16 @@ class SlowIssuer:
         self.answer = asyncio.Event()
         self.asked: asyncio.Queue[None] = asyncio.Queue()
 
-    async def read_issuer(self) -> TokenIssuer:
-        await self.asked.put(None)
-        await self.answer.wait()
-        return ISSUER.published()
+    async def get_raw(self, path: str) -> Manifest:
+        if path == ISSUER_PATH:
+            await self.asked.put(None)
+            await self.answer.wait()
+        return ISSUER.published()[path]
 
 
 async def test_tokens_wait_for_one_read_and_those_with_a_known_key_for_none() -> None:
     clock, issuer = 1000.0, SlowIssuer()
-    keys = ClusterKeys(issuer, clock=lambda: clock)
+    keys = ClusterKeys(issuer.get_raw, clock=lambda: clock)
     waiting = [asyncio.create_task(keys.verify(ISSUER.token(POD), audience=TOKEN_AUDIENCE)) for _ in range(20)]
     await issuer.asked.get()
     issuer.answer.set()
@@ -231,7 +234,7 @@ UNUSABLE: list[Any] = [
 @pytest.mark.parametrize("key_set", UNUSABLE, ids=range(len(UNUSABLE)))
 async def test_a_set_of_keys_that_makes_no_sense_verifies_nothing(key_set: Any) -> None:
     world = World()
-    world.cluster.issuer = TokenIssuer(name=ISSUER.name, keys=key_set)
+    world.cluster.raw = answers(ISSUER.name, key_set)
     assert await world.found(ISSUER.token(POD)) == UNDECIDED
 
 
@@ -259,11 +262,11 @@ async def test_a_key_that_does_not_fit_its_algorithm_verifies_nothing() -> None:
     curve = ec.generate_private_key(ec.SECP384R1()).public_key()
     world = World()
     key = NEXT.public_key() | ECAlgorithm.to_jwk(curve, as_dict=True)
-    world.cluster.issuer = TokenIssuer(name=NEXT.name, keys={"keys": [key]})
+    world.cluster.raw = answers(NEXT.name, {"keys": [key]})
     assert await world.found(NEXT.token(POD)) == UNDECIDED
 
 
 async def test_an_issuer_without_a_name_verifies_nothing() -> None:
     world = World()
-    world.cluster.issuer = TokenIssuer(name="", keys=ISSUER.published().keys)
+    world.cluster.raw = answers("", ISSUER.published()[KEYS_PATH])
     assert await world.found(ISSUER.token(POD)) == UNDECIDED

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from cluster_faults import Failing
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract.names import ANNOTATION_CONTROL_CA, ANNOTATION_CONTROL_URL
 from spottrain_operator.kube.errors import ForbiddenError
+from spottrain_operator.kube.resources import PODS
 from spottrain_operator.objects.control_address import ControlAddress
 
 MOVED = ControlAddress(url="https://control:9443", ca="OLD\nNEW")
@@ -64,13 +66,10 @@ async def test_a_pod_that_has_lost_the_annotations_gets_them_again() -> None:
     assert addresses(world) == {("https://control:8443", "CA")}
 
 
-class Refusing(CrashingCluster):
-    async def annotate_pod(self, namespace: str, name: str, **_: object) -> None:
-        raise ForbiddenError("may not patch pods")
-
-
 async def test_an_operator_that_may_not_patch_goes_on() -> None:
-    world = await started(Refusing())
+    cluster = CrashingCluster()
+    cluster.before.append(Failing(error=ForbiddenError("may not patch pods"), verbs=("patch",), resource=PODS))
+    world = await started(cluster)
     world.control = MOVED
     await world.until_finished()
     assert world.num_crashes == 0

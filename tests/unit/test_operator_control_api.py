@@ -107,14 +107,14 @@ async def test_nothing_new_is_204(setup: Setup) -> None:
 async def test_a_pod_that_is_not_the_operators_is_refused_without_a_review(setup: Setup) -> None:
     stranger = PodIdentity(namespace="team", pod="mine", uid="uid-9")
     token = pod_token(stranger)
-    setup.reviewer.cluster.tokens[token, TOKEN_AUDIENCE] = stranger
+    setup.cluster.tokens[token, TOKEN_AUDIENCE] = stranger
     headers = {"Authorization": f"Bearer {token}"}
     data = report(pod="mine", pod_uid="uid-9").to_json()
     answer = await setup.client.post("/v1/report", data=data, headers=headers)
     assert answer.status == 403
     assert "the operator has no pod mine (uid-9) of a TrainingJob" in await answer.text()
     assert (await setup.client.get("/v1/assignment", headers=headers)).status == 403
-    assert (setup.reviewer.num_reviews, setup.woken) == (0, [])
+    assert (setup.reviews.num, setup.woken) == (0, [])
 
 
 async def test_a_pod_that_is_deleted_is_refused_though_its_token_lives_on(setup: Setup) -> None:
@@ -156,11 +156,11 @@ async def test_who_does_not_lead_tells_nothing_even_at_the_end_of_a_held_poll(se
 async def test_reviews_are_remembered(setup: Setup) -> None:
     for _ in range(3):
         await setup.client.post("/v1/report", data=report().to_json(), headers=AUTHORIZED)
-    assert setup.reviewer.num_reviews == 1
+    assert setup.reviews.num == 1
 
 
 async def test_a_token_that_cannot_be_checked_is_no_refusal(setup: Setup) -> None:
-    setup.reviewer.down = True
+    setup.reviews.down = True
     answer = await setup.client.post("/v1/report", data=report().to_json(), headers=AUTHORIZED)
     assert answer.status == 503
     assert answer.headers["Retry-After"] == "1"

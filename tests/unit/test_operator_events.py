@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from cluster_faults import Failing
 from memory_cluster import MemoryCluster
 from spottrain_operator.core.model import Event
 from spottrain_operator.kube.errors import ClusterError
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import EVENTS
 from spottrain_operator.objects.events import EventRecorder
 
 JOB = {"metadata": {"namespace": "default", "name": "gpt", "uid": "u"}}
@@ -25,24 +26,15 @@ async def test_events_of_one_second_are_listed_in_their_order() -> None:
     assert [event["message"] for event in sorted(cluster.events, key=lambda event: event["eventTime"])] == messages
 
 
-class BusyCluster(MemoryCluster):
-    """Has no time for the first event."""
-
-    num_refused = 0
-
-    async def create_event(self, event: Manifest) -> None:
-        if not self.num_refused:
-            self.num_refused += 1
-            raise ClusterError("too many requests", retry_after=1.0)
-        await super().create_event(event)
-
-
 async def test_an_event_that_can_not_be_written_is_in_the_log_and_holds_up_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cluster = BusyCluster()
+    cluster = MemoryCluster()
+    busy = Failing(error=ClusterError("too many requests", retry_after=1.0), resource=EVENTS)
+    cluster.before.append(busy)
     recorder = EventRecorder(cluster)
-    for reason in ("NodeLost", "PodsCreated"):
-        await recorder.record(JOB, Event(type="Normal", reason=reason, message=""))
+    await recorder.record(JOB, Event(type="Normal", reason="NodeLost", message=""))
+    busy.error = None
+    await recorder.record(JOB, Event(type="Normal", reason="PodsCreated", message=""))
     assert [event["reason"] for event in cluster.events] == ["PodsCreated"]
     assert "gpt: the event NodeLost is in this log alone: too many requests" in caplog.messages

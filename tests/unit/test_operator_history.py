@@ -11,30 +11,21 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from cluster_faults import WRITES, Failing
 from memory_cluster import MemoryCluster
 from spottrain_api.history import HISTORY_FIELD, MAX_POINTS, HistoryPoint
 from spottrain_api.v1alpha1.status import Phase, ProgressStatus, TrainingJobStatus
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import HISTORIES, Manifest
 from spottrain_operator.objects.history import Course, HistoryKeeper
 
 KEY = JobKey(namespace="team", name="gpt")
 NOW = datetime(2026, 1, 1, 0, 0, 0, 600, tzinfo=UTC)
 
 
-class Unreachable(MemoryCluster):
-    """While it is down, no write takes effect, or one does whose answer is lost."""
-
-    down = False
-    takes_effect = False
-
-    async def write_history(self, history: Manifest) -> Manifest:
-        if not self.down or self.takes_effect:
-            written = await super().write_history(history)
-        if self.down:
-            raise ClusterError("connection refused")
-        return written
+def unreachable() -> Failing:
+    return Failing(error=ClusterError("connection refused"), verbs=WRITES, resource=HISTORIES)
 
 
 def job(uid: str = "u1") -> Manifest:
@@ -96,7 +87,7 @@ async def test_one_that_is_not_the_jobs_is_neither_read_nor_changed(
 ) -> None:
     cluster = MemoryCluster()
     metadata = {"namespace": KEY.namespace, "name": KEY.name, "ownerReferences": owners}
-    await cluster.write_history({"metadata": metadata, HISTORY_FIELD: "mine"})
+    await cluster.create(HISTORIES, {"metadata": metadata, HISTORY_FIELD: "mine"})
     before = copy.deepcopy(cluster.histories)
     keeper = Keeper(cluster)
     await keep(keeper, 1)
@@ -120,27 +111,26 @@ async def test_a_damaged_one_begins_anew(row: str) -> None:
 
 @pytest.mark.parametrize("takes_effect", [False, True], ids=["no effect", "the answer is lost"])
 async def test_points_that_could_not_be_written_are_written_with_the_next(takes_effect: bool) -> None:
-    cluster = Unreachable()
-    cluster.takes_effect = takes_effect
+    cluster = MemoryCluster()
     keeper = Keeper(cluster)
     await keep(keeper, 1)
-    cluster.down = True
+    hooks = cluster.after if takes_effect else cluster.before
+    hooks.append(unreachable())
     await keep(keeper, 2)
-    cluster.down = False
+    hooks.clear()
     await keep(keeper, 3)
     assert steps(cluster) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("lost", [(), (6, 7)], ids=["written", "answers are lost"])
 async def test_a_leader_whose_clock_is_behind_keeps_what_is_stored(lost: tuple[int, ...]) -> None:
-    cluster = Unreachable()
-    cluster.takes_effect = True
+    cluster = MemoryCluster()
     before = Keeper(cluster)
     for step in range(1, 6):
         await keep(before, step)
     after = Keeper(cluster)
     for step in range(6, 12):
-        cluster.down = step in lost
+        cluster.after = [unreachable()] if step in lost else []
         await keep(after, step, behind=timedelta(minutes=3.5))
     assert steps(cluster) == list(range(1, 12))
     times = stored_times(cluster)

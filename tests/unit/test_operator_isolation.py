@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from cluster_faults import Failing
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract.names import LABEL_JOB_UID
 from spottrain_operator.kube.errors import ForbiddenError
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import NETWORK_POLICIES, Manifest
 
 
-class Forbidding(CrashingCluster):
-    """Refuses policies while `error` is set."""
-
-    error: ForbiddenError | None = ForbiddenError('cannot create resource "networkpolicies"')
-    num_refused = 0
-
-    async def create_network_policy(self, policy: Manifest) -> None:
-        if self.error is not None:
-            self.num_refused += 1
-            raise self.error
-        await super().create_network_policy(policy)
+def forbidding(said: str) -> tuple[CrashingCluster, Failing]:
+    """A cluster that refuses policies, and the refusal."""
+    cluster = CrashingCluster()
+    refusing = Failing(error=ForbiddenError(said), resource=NETWORK_POLICIES)
+    cluster.before.append(refusing)
+    return cluster, refusing
 
 
 async def lived(cluster: CrashingCluster) -> World:
@@ -71,7 +67,7 @@ async def test_a_policy_is_created_once_and_never_again_by_the_same_operator() -
 
 
 async def test_without_the_right_the_job_runs_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    cluster = Forbidding()
+    cluster, _ = forbidding('cannot create resource "networkpolicies"')
     world = await lived(cluster)
     assert len(cluster.pods) == 3
     await world.turn()
@@ -80,14 +76,13 @@ async def test_without_the_right_the_job_runs_and_the_log_says_why(caplog: pytes
 
 
 async def test_a_policy_that_is_refused_is_tried_ever_more_seldom_until_it_is_created() -> None:
-    cluster = Forbidding()
-    cluster.error = ForbiddenError('failed calling webhook "x": context deadline exceeded')
+    cluster, refusing = forbidding('failed calling webhook "x": context deadline exceeded')
     cluster.put_job(job())
     world = World(cluster, isolates_jobs=True, last_step=1000)
     for _ in range(64):
         await world.turn()
-    assert 4 <= cluster.num_refused <= 8
-    cluster.error = None
+    assert 4 <= refusing.num <= 8
+    refusing.error = None
     for _ in range(64):
         await world.turn()
     assert len(cluster.network_policies) == 1

@@ -17,9 +17,9 @@ from memory_cluster import MemoryCluster
 from operator_world import KEY, job
 from spottrain_api.contract.names import GROUP, PLURAL, VERSION
 from spottrain_operator.kube import kopf_watch
-from spottrain_operator.kube.client import Kind
 from spottrain_operator.kube.errors import ExpiredError
-from spottrain_operator.kube.kopf_watch import LISTED, JobEvents, KopfWatch
+from spottrain_operator.kube.kopf_watch import LISTED, JobEvents, watch_jobs
+from spottrain_operator.kube.resources import JOBS
 from spottrain_operator.objects.watched_cluster import WatchedCluster
 
 
@@ -72,7 +72,7 @@ async def test_jobs_that_are_deleted_before_kopf_lists_again_are_missed(
 
     async def list_or_watch(request: web.Request) -> web.StreamResponse:
         if "watch" not in request.query:
-            listing = await cluster.list_kind(Kind.JOBS)
+            listing = await cluster.list(JOBS)
             meta = {"resourceVersion": str(listing.version)}
             return web.json_response({"metadata": meta, "items": list(listing.items)})
         watched_jobs.set()
@@ -93,7 +93,7 @@ async def test_jobs_that_are_deleted_before_kopf_lists_again_are_missed(
     async with TestServer(application) as server:
         info = kopf.ConnectionInfo(server=str(server.make_url("")))
         monkeypatch.setattr(kopf_watch, "connection_info", lambda: info)
-        watched, synced = WatchedCluster(cluster, KopfWatch(cluster), lambda *_: None), asyncio.Event()
+        watched, synced = WatchedCluster(cluster, lambda *_: None, watch_jobs=watch_jobs), asyncio.Event()
         following = asyncio.create_task(watched.follow(synced))
         try:
             async with asyncio.timeout(20):
@@ -104,7 +104,7 @@ async def test_jobs_that_are_deleted_before_kopf_lists_again_are_missed(
                     cluster.put_job({**job(), "metadata": {"namespace": "team", "name": name}})
                 watched_jobs.clear()
                 is_back.set()
-                while [each["metadata"]["name"] for each in await watched.list_jobs()] != left:  # noqa: ASYNC110
+                while [each["metadata"]["name"] for each in (await watched.list(JOBS)).items] != left:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
                 await watched_jobs.wait()  # kopf ends sooner then
         finally:
@@ -130,14 +130,14 @@ async def test_a_job_that_is_deleted_before_kopf_runs_again_is_missed(
         stop.wait()
 
     monkeypatch.setattr(kopf_watch, "_run_kopf", run_kopf)
-    watched, synced = WatchedCluster(cluster, KopfWatch(cluster), lambda *_: None), asyncio.Event()
+    watched, synced = WatchedCluster(cluster, lambda *_: None, watch_jobs=watch_jobs), asyncio.Event()
     following = asyncio.create_task(watched.follow(synced))
     try:
         await asyncio.wait_for(synced.wait(), 20)
         async with asyncio.timeout(20):
             while num_runs < 2:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
-        assert list(await watched.list_jobs()) == []
+        assert list((await watched.list(JOBS)).items) == []
     finally:
         following.cancel()
         await asyncio.wait({following})

@@ -7,30 +7,23 @@ from collections.abc import Mapping
 
 import pytest
 
+from cluster_faults import Failing
 from memory_cluster import MemoryCluster
 from spottrain_api.contract.names import LABEL_LEADER
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.leader_label import LeaderLabel
+from spottrain_operator.kube.resources import PODS
 
 OURS = {"app": "spottrain"}
 
 
-class Unreachable(MemoryCluster):
-    down = False
-
-    async def label_pod(self, namespace: str, name: str, *, labels: Mapping[str, str | None]) -> None:
-        if self.down:
-            raise ClusterError("connection refused")
-        await super().label_pod(namespace, name, labels=labels)
-
-
 @pytest.fixture
-async def cluster() -> Unreachable:
+async def cluster() -> MemoryCluster:
     """Three pods of the operator, of which c led, and one of somebody else."""
-    cluster = Unreachable()
+    cluster = MemoryCluster()
     leads = {LABEL_LEADER: "true"}
     for name, labels in {"a": OURS, "b": OURS, "c": OURS | leads, "other": leads}.items():
-        await cluster.create_pod({"metadata": {"namespace": "system", "name": name, "labels": labels}})
+        await cluster.create(PODS, {"metadata": {"namespace": "system", "name": name, "labels": labels}})
     return cluster
 
 
@@ -50,36 +43,36 @@ async def until(cluster: MemoryCluster, names: list[str]) -> None:
             await asyncio.sleep(0)
 
 
-async def test_the_service_finds_the_new_leader_and_not_the_one_before(cluster: Unreachable) -> None:
+async def test_the_service_finds_the_new_leader_and_not_the_one_before(cluster: MemoryCluster) -> None:
     keeping = asyncio.create_task(label(cluster, "a").keep())
     await until(cluster, ["a"])
     assert cluster.pods["system", "other"]["metadata"]["labels"] == {LABEL_LEADER: "true"}
-    await cluster.label_pod("system", "b", labels={LABEL_LEADER: "true"})
+    cluster.pods["system", "b"]["metadata"]["labels"][LABEL_LEADER] = "true"
     await until(cluster, ["a"])
-    await cluster.label_pod("system", "a", labels={LABEL_LEADER: None})
+    del cluster.pods["system", "a"]["metadata"]["labels"][LABEL_LEADER]
     await until(cluster, ["a"])
     keeping.cancel()
 
 
-async def test_a_container_that_starts_again_leads_no_more(cluster: Unreachable) -> None:
+async def test_a_container_that_starts_again_leads_no_more(cluster: MemoryCluster) -> None:
     await label(cluster, "a").drop()
     assert found(cluster) == ["c"]
     await label(cluster, "c").drop()
     assert found(cluster) == []
 
 
-async def test_a_failed_write_is_repeated(cluster: Unreachable) -> None:
-    cluster.down = True
+async def test_a_failed_write_is_repeated(cluster: MemoryCluster) -> None:
+    cluster.before.append(Failing(error=ClusterError("connection refused"), verbs=("patch",), resource=PODS))
     keeping = asyncio.create_task(label(cluster, "a").keep())
     _, pending = await asyncio.wait({keeping}, timeout=0.05)
     assert pending
     assert found(cluster) == ["c"]
-    cluster.down = False
+    cluster.before.clear()
     await until(cluster, ["a"])
     keeping.cancel()
 
 
-async def test_an_operator_outside_of_the_cluster_labels_nothing(cluster: Unreachable) -> None:
+async def test_an_operator_outside_of_the_cluster_labels_nothing(cluster: MemoryCluster) -> None:
     outside = label(cluster, "c", {})
     await outside.drop()
     keeping = asyncio.create_task(outside.keep())

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from cluster_faults import WRITES, Request
 from memory_cluster import MemoryCluster
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import LEASES
 
 
 def settings(identity: str) -> LeaseSettings:
@@ -32,15 +33,21 @@ class Clock:
 
 
 class Unreachable(MemoryCluster):
+    """Refuses to read the lease while it is down, and never answers while it hangs."""
+
     down = False
     hangs = False
 
-    async def read_lease(self, namespace: str, name: str) -> Manifest | None:
-        if self.down:
-            raise ClusterError("connection refused")
-        if self.hangs:
-            await asyncio.Event().wait()
-        return await super().read_lease(namespace, name)
+    def __init__(self) -> None:
+        super().__init__()
+        self.before.append(self._is_unreachable)
+
+    async def _is_unreachable(self, request: Request) -> None:
+        if request[:2] == ("get", LEASES):
+            if self.down:
+                raise ClusterError("connection refused")
+            if self.hangs:
+                await asyncio.Event().wait()
 
 
 def election(cluster: MemoryCluster, identity: str, clock: Clock) -> LeaderElection:
@@ -59,10 +66,10 @@ async def pending(task: asyncio.Task[Any]) -> bool:
 
 async def take_lease(cluster: MemoryCluster, name: str) -> None:
     """Write another holder into the lease, as one does that thinks it has run out."""
-    lease = await cluster.read_lease("system", "spottrain-operator")
+    lease = await cluster.get(LEASES, "spottrain-operator", namespace="system")
     assert lease is not None
     lease["spec"]["holderIdentity"] = name
-    await cluster.write_lease(lease)
+    await cluster.replace(LEASES, lease)
 
 
 async def test_the_second_waits_until_the_first_has_been_silent_for_the_duration() -> None:
@@ -174,27 +181,21 @@ async def test_a_leader_that_gets_no_answer_gives_up_as_soon() -> None:
     assert not first.is_leader
 
 
-class HangsOnce(MemoryCluster):
-    """Never answers the next read of the lease, as on a connection that is dead."""
-
-    hangs = False
-
-    async def read_lease(self, namespace: str, name: str) -> Manifest | None:
-        if self.hangs:
-            self.hangs = False
-            await asyncio.Event().wait()
-        return await super().read_lease(namespace, name)
-
-
 async def test_one_request_that_hangs_costs_no_lease() -> None:
-    cluster = HangsOnce()
+    cluster = MemoryCluster()
     short = LeaseSettings(namespace="system", identity="a", renew_deadline_seconds=3.0, retry_seconds=0.001)
     first = LeaderElection(cluster, short)
     await first.acquire()
     holding = asyncio.create_task(first.hold())
-    cluster.hangs = True
-    while cluster.hangs:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    has_hung = asyncio.Event()
+
+    async def hang_once(request: Request) -> None:
+        if request.verb == "get" and not has_hung.is_set():
+            has_hung.set()
+            await asyncio.Event().wait()
+
+    cluster.before.append(hang_once)
+    await has_hung.wait()
     before = copy.deepcopy(cluster.leases)
     while cluster.leases == before and not holding.done():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
@@ -234,19 +235,12 @@ class Slow(MemoryCluster):
         super().__init__()
         self.seconds = seconds
         self.asked_to_write_at = 0.0
+        self.before.append(self._takes_time)
 
-    async def read_lease(self, namespace: str, name: str) -> Manifest | None:
+    async def _takes_time(self, request: Request) -> None:
+        if request.verb in WRITES:
+            self.asked_to_write_at = asyncio.get_running_loop().time()
         await asyncio.sleep(self.seconds)
-        return await super().read_lease(namespace, name)
-
-    async def list_leases(self, name: str) -> list[Manifest]:
-        await asyncio.sleep(self.seconds)
-        return await super().list_leases(name)
-
-    async def write_lease(self, lease: Manifest) -> Manifest:
-        self.asked_to_write_at = asyncio.get_running_loop().time()
-        await asyncio.sleep(self.seconds)
-        return await super().write_lease(lease)
 
 
 def test_an_api_server_that_is_slow_costs_no_lease() -> None:
@@ -336,7 +330,7 @@ async def test_a_leader_notices_that_the_clusters_state_has_gone_back(caplog: py
     holding = asyncio.create_task(first.hold())
     while cluster.leases == backup:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
-    cluster.leases = backup
+    cluster.leases.update(backup)
     await asyncio.wait_for(holding, 5)
     assert not first.is_leader
     assert not await asyncio.wait_for(first.regain(), 5)
@@ -361,13 +355,13 @@ class SlowList(MemoryCluster):
         super().__init__()
         self._clock = clock
         self.is_slow = False
+        self.before.append(self._takes_time)
 
-    async def list_leases(self, name: str) -> list[Manifest]:
-        if self.is_slow:
+    async def _takes_time(self, request: Request) -> None:
+        if self.is_slow and request.verb == "list":
             self.is_slow = False
             self._clock.seconds += 16.0
             await take_lease(self, "b")
-        return await super().list_leases(name)
 
 
 async def test_who_acquires_a_lease_that_runs_out_meanwhile_does_not_lead() -> None:

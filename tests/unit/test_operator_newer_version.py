@@ -12,6 +12,7 @@ import pytest
 
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract.assignments import AssignmentAction
+from spottrain_operator.kube.resources import JOBS
 
 UNKNOWN: dict[str, Any] = {"colour": "red"}
 # Required, so that no default can stand for it.
@@ -185,7 +186,7 @@ async def test_what_cannot_be_read_at_all_is_left_as_it_is(spec: dict[str, Any],
     world = await training(CrashingCluster())
     stored = world.cluster.put_job(job(**spec))
     before = world.status | status
-    await world.cluster.replace_job_status(stored | {"status": before})
+    await world.cluster.replace(JOBS, stored | {"status": before}, subresource="status")
     for _ in range(3):
         await world.reconciler.reconcile(KEY)
     after = world.status
@@ -195,7 +196,8 @@ async def test_what_cannot_be_read_at_all_is_left_as_it_is(spec: dict[str, Any],
     assert after | {"conditions": others} == before
     assert world.cluster.deleted == set()
     stored = world.cluster.put_job(job())
-    await world.cluster.replace_job_status(stored | {"status": {k: v for k, v in after.items() if k not in status}})
+    kept = {k: v for k, v in after.items() if k not in status}
+    await world.cluster.replace(JOBS, stored | {"status": kept}, subresource="status")
     await world.turn()
     assert condition(world)["status"] == "False"
     assert world.status["generation"]["number"] == 1

@@ -9,6 +9,7 @@ from datetime import datetime
 
 import pytest
 
+from cluster_faults import Request
 from operator_world import KEY, older_definition
 from running_operator import SYSTEM, LeaseAway, Running, begin, settings_of
 from spottrain_api import crd
@@ -17,7 +18,7 @@ from spottrain_operator import process
 from spottrain_operator.controller import PLACES, Priority
 from spottrain_operator.core.model import Observed, Plan
 from spottrain_operator.core.plan import plan
-from spottrain_operator.kube import led_namespaces
+from spottrain_operator.kube import led_namespaces, resources
 from spottrain_operator.kube.lease import LEASE_NAME
 from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.kube.scope import Scope
@@ -69,18 +70,18 @@ class SlowLease(LeaseAway):
         self.answers.set()
         self.num_waiting = 0
         self.num_decided = 0
+        self.before.insert(0, self._is_slow)
 
-    async def read_lease(self, namespace: str, name: str) -> Manifest | None:
-        self.num_waiting += 1
-        try:
-            await self.answers.wait()
-        finally:
-            self.num_waiting -= 1
-        return await super().read_lease(namespace, name)
-
-    async def replace_job_status(self, job: Manifest) -> Manifest:
-        self.num_decided += 1
-        return await super().replace_job_status(job)
+    async def _is_slow(self, request: Request) -> None:
+        match request[:2]:
+            case "get", resources.LEASES:
+                self.num_waiting += 1
+                try:
+                    await self.answers.wait()
+                finally:
+                    self.num_waiting -= 1
+            case "replace", resources.JOBS:
+                self.num_decided += 1
 
 
 async def test_a_slow_renewal_goes_on_when_the_first_passes_have_decided() -> None:
@@ -155,13 +156,14 @@ async def test_a_leader_ends_if_another_release_leads_its_namespaces_meanwhile(o
     cluster = operator.cluster
     cluster.is_away = True
     await operator.until_ready(False)
-    await cluster.write_lease(
+    await cluster.create(
+        resources.LEASES,
         {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": {"namespace": "another", "name": LEASE_NAME},
             "spec": {"holderIdentity": "b", "leaseDurationSeconds": 60},
-        }
+        },
     )
     cluster.is_away = False
     with pytest.raises(LeadershipLostError):

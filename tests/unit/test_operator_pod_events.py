@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from cluster_faults import Failing
 from memory_cluster import MemoryCluster
 from scene import START, pod
 from spottrain_operator.core.model import PodView
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.kube.limits import is_urgent
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import EVENTS
 from spottrain_operator.objects.pod_events import (
     READ_AGAIN_SECONDS,
     KnownTroubles,
@@ -87,16 +88,16 @@ async def test_events_are_read_of_one_pod_and_seldom() -> None:
         return first.waiting_reason
 
     assert await reason(0.0, creating(1), creating(2)) == "ContainerCreating"
-    await cluster.create_event(UNMOUNTED)
+    cluster.put_event(KEY.namespace, UNMOUNTED)
     assert await reason(READ_AGAIN_SECONDS - 0.1, creating(1), creating(2)) == "ContainerCreating"
-    assert cluster.num_reads["events"] == 1
+    assert cluster.num_reads[EVENTS] == 1
     assert await reason(READ_AGAIN_SECONDS, creating(1), creating(2)) == "FailedMount"
     assert await reason(READ_AGAIN_SECONDS + 0.1, creating(1)) == "FailedMount", "as read before"
-    assert cluster.num_reads["events"] == 2
+    assert cluster.num_reads[EVENTS] == 2
     assert await reason(READ_AGAIN_SECONDS + 0.2, creating(2)) == "ContainerCreating", "another pod is read at once"
-    assert cluster.num_reads["events"] == 3
+    assert cluster.num_reads[EVENTS] == 3
     assert await reason(READ_AGAIN_SECONDS + 0.3, pod(1)) is None
-    assert cluster.num_reads["events"] == 3, "all are up"
+    assert cluster.num_reads[EVENTS] == 3, "all are up"
 
 
 async def test_the_time_of_each_reason_is_when_it_was_first_seen() -> None:
@@ -119,21 +120,11 @@ async def test_the_time_of_each_reason_is_when_it_was_first_seen() -> None:
     assert await since(7, pull) == [7], "the job is forgotten"
 
 
-class SilentCluster(MemoryCluster):
-    """Answers no question about events while `error` is set."""
-
-    error: ClusterError | None = None
-
-    async def events_about(self, namespace: str, *, uid: str) -> list[Manifest]:
-        found = await super().events_about(namespace, uid=uid)
-        if self.error is not None:
-            raise self.error
-        return found
-
-
 async def test_events_that_can_not_be_read_leave_what_is_known_and_are_asked_for_as_seldom() -> None:
-    cluster = SilentCluster()
-    await cluster.create_event(UNMOUNTED)
+    cluster = MemoryCluster()
+    silent = Failing(error=ClusterError("too many requests", retry_after=1.0), resource=EVENTS)
+    cluster.after.append(silent)
+    cluster.put_event(KEY.namespace, UNMOUNTED)
     events = PodEvents(cluster)
     known = KnownTroubles()
 
@@ -141,27 +132,26 @@ async def test_events_that_can_not_be_read_leave_what_is_known_and_are_asked_for
         [first] = await events.explained(KEY, known, [creating()], LATER + timedelta(seconds=now))
         return first.waiting_reason
 
-    cluster.error = ClusterError("too many requests", retry_after=1.0)
     assert await reason(0.0) == await reason(READ_AGAIN_SECONDS - 0.1) == "ContainerCreating"
-    assert cluster.num_reads["events"] == 1
-    cluster.error = None
+    assert cluster.num_reads[EVENTS] == 1
+    silent.error = None
     assert await reason(READ_AGAIN_SECONDS) == "FailedMount"
-    cluster.error = ClusterError("too many requests", retry_after=1.0)
+    silent.error = ClusterError("too many requests", retry_after=1.0)
     assert await reason(2 * READ_AGAIN_SECONDS) == await reason(2 * READ_AGAIN_SECONDS + 0.1) == "FailedMount"
-    assert cluster.num_reads["events"] == 3
+    assert cluster.num_reads[EVENTS] == 3
 
 
 async def test_an_urgent_pass_asks_for_no_events() -> None:
     cluster = MemoryCluster()
-    await cluster.create_event(UNMOUNTED)
+    cluster.put_event(KEY.namespace, UNMOUNTED)
     events = PodEvents(cluster)
     known = KnownTroubles()
     is_urgent.set(True)
     [first] = await events.explained(KEY, known, [creating()], LATER)
-    assert (first.waiting_reason, cluster.num_reads["events"]) == ("ContainerCreating", 0)
+    assert (first.waiting_reason, cluster.num_reads[EVENTS]) == ("ContainerCreating", 0)
     is_urgent.set(False)
     [first] = await events.explained(KEY, known, [creating()], LATER)
     assert first.waiting_reason == "FailedMount"
     is_urgent.set(True)
     [first] = await events.explained(KEY, known, [creating()], LATER + timedelta(seconds=2 * READ_AGAIN_SECONDS))
-    assert (first.waiting_reason, cluster.num_reads["events"]) == ("FailedMount", 1)
+    assert (first.waiting_reason, cluster.num_reads[EVENTS]) == ("FailedMount", 1)

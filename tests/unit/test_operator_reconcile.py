@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from memory_cluster import MemoryCluster
+from cluster_faults import Failing, Request
 from operator_world import KEY, LAST_STEP, CrashingCluster, World, job
 from spottrain_api.contract.assignments import AssignmentAction
 from spottrain_api.contract.names import ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION
-from spottrain_operator.kube.client import Kind
 from spottrain_operator.kube.errors import ClusterError
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import EVENTS, HISTORIES, JOBS, PODS, Resource
 from spottrain_operator.objects.watched_cluster import OnChange, WatchedCluster
 
 # The spec of a node whose watcher has marked it.
@@ -73,16 +72,9 @@ async def test_a_crash_around_any_write_changes_nothing_in_the_end(after: bool) 
         assert end_state(world) == end_state(undisturbed), f"crash at write {crash_at}"
 
 
-class FailingActions(CrashingCluster):
+def failing_actions(crash_at: int | None = None) -> CrashingCluster:
     """Fails instead of crashing, and neither at the job's status nor at its events."""
-
-    crash = ClusterError
-
-    async def replace_job_status(self, job: Manifest) -> Manifest:
-        return await MemoryCluster.replace_job_status(self, job)
-
-    async def create_event(self, event: Manifest) -> None:
-        await MemoryCluster.create_event(self, event)
+    return CrashingCluster(crash_at=crash_at, crash=ClusterError, spares=frozenset({JOBS, EVENTS}))
 
 
 async def drained(cluster: CrashingCluster) -> World:
@@ -111,11 +103,11 @@ async def test_a_failed_action_costs_no_event_and_no_metric_of_the_decision() ->
             line for line in metrics.splitlines() if b"notice_to_drain_seconds_count" in line
         ]
 
-    undisturbed = await drained(FailingActions())
+    undisturbed = await drained(failing_actions())
     assert "Preempted" in records(undisturbed)[0]
     assert undisturbed.cluster.num_writes > 8
     for crash_at in range(1, undisturbed.cluster.num_writes + 1):
-        world = await drained(FailingActions(crash_at=crash_at))
+        world = await drained(failing_actions(crash_at))
         assert world.num_crashes == 1
         assert records(world) == records(undisturbed), f"failure of action {crash_at}"
 
@@ -137,14 +129,12 @@ async def test_agents_are_told_only_what_is_written() -> None:
     cluster = CrashingCluster()
     cluster.put_job(job())
     world = World(cluster)
-    real_write = cluster.replace_job_status
 
-    async def refuse_generations(job: Manifest) -> Manifest:
-        if job["status"].get("generation"):
+    async def refuse_generations(request: Request) -> None:
+        if request[:2] == ("replace", JOBS) and request.body and request.body["status"].get("generation"):
             raise ClusterError("the API server is down")
-        return await real_write(job)
 
-    cluster.replace_job_status = refuse_generations  # type: ignore[method-assign]
+    cluster.before.append(refuse_generations)
     for _ in range(30):
         await world.turn()
     assert world.num_crashes > 0
@@ -175,16 +165,10 @@ async def test_only_the_status_is_written_before_agents_hear_of_a_notice() -> No
     assert cluster.num_writes - writes > 2, "the pod's protection ends, and an event says why"
 
 
-class WithoutEvents(CrashingCluster):
-    """The API server has no time for lists of events."""
-
-    async def events_about(self, namespace: str, *, uid: str) -> list[Manifest]:
-        await super().events_about(namespace, uid=uid)
-        raise ClusterError("too many requests", retry_after=1.0)
-
-
 async def test_a_notice_is_heeded_though_the_events_of_a_pod_that_starts_can_not_be_read() -> None:
-    cluster = WithoutEvents()
+    cluster = CrashingCluster()
+    busy = Failing(error=ClusterError("too many requests", retry_after=1.0), verbs=("list",), resource=EVENTS)
+    cluster.before.append(busy)
     cluster.put_job(job())
     world = World(cluster, last_step=10_000)
     await world.until_running()
@@ -193,7 +177,7 @@ async def test_a_notice_is_heeded_though_the_events_of_a_pod_that_starts_can_not
     last["status"] |= {"phase": "Pending", "conditions": [], "containerStatuses": [creating]}
     cluster.nodes[spot["spec"]["nodeName"]]["spec"] = NOTICED
     await world.reconciler.reconcile(KEY)
-    assert cluster.num_reads["events"] == 1
+    assert cluster.num_reads[EVENTS] == 1
     assert (world.status["phase"], world.status["generation"]["reason"]) == ("Draining", "Preempted")
 
 
@@ -229,20 +213,20 @@ async def test_agents_are_told_what_the_shutdown_of_their_node_leaves(
 
 @asynccontextmanager
 async def watched(
-    cluster: CrashingCluster, on_change: OnChange = lambda _kind, _change: None
+    cluster: CrashingCluster, on_change: OnChange = lambda _resource, _change: None
 ) -> AsyncIterator[tuple[World, Callable[[], Awaitable[None]]]]:
     """A world whose operator reads from caches.
 
     It comes with a function that takes a turn, after which the caches show everything.
     """
-    client = WatchedCluster(cluster, cluster, on_change)
+    client = WatchedCluster(cluster, on_change)
     synced = asyncio.Event()
     following = asyncio.create_task(client.follow(synced))
     await synced.wait()
     world = World(cluster, client=client, last_step=10_000)
 
     async def shown() -> bool:
-        pods = await client.list_pods(KEY.namespace, labels={LABEL_JOB: KEY.name})
+        pods = (await client.list(PODS, namespace=KEY.namespace, labels={LABEL_JOB: KEY.name})).items
         real = {name: pod["status"].get("phase") for (_, name), pod in cluster.pods.items()}
         return {pod["metadata"]["name"]: pod["status"].get("phase") for pod in pods} == real
 
@@ -271,6 +255,7 @@ async def test_a_pass_at_rest_asks_and_writes_nothing() -> None:
         steps, writes = world.status["progress"]["step"], cluster.num_writes
         for _ in range(30):
             await turn()
+        del cluster.num_reads[HISTORIES]  # it is kept now and then
         assert (dict(cluster.num_reads), cluster.num_writes - writes) == ({}, 0)
         for _ in range(30):
             await turn()
@@ -278,28 +263,28 @@ async def test_a_pass_at_rest_asks_and_writes_nothing() -> None:
         assert world.status["progress"]["step"] > steps + 30
 
 
-class OlderCrd(CrashingCluster):
+def older_crd(lacks: str) -> CrashingCluster:
     """A cluster whose CRD lacks a field of the status.
 
     The API server drops it from what is written.
     """
+    cluster = CrashingCluster()
 
-    def __init__(self, lacks: str) -> None:
-        super().__init__()
-        self._lacks = lacks
+    async def drop(request: Request) -> None:
+        if request[:2] == ("replace", JOBS) and request.body:
+            request.body["status"].pop(lacks, None)
 
-    async def replace_job_status(self, job: Manifest) -> Manifest:
-        kept = {name: value for name, value in job["status"].items() if name != self._lacks}
-        return await super().replace_job_status(job | {"status": kept})
+    cluster.before.append(drop)
+    return cluster
 
 
 @pytest.mark.parametrize("lacks", ["message", "accountedAt", "members", "stepsRedone"])
 async def test_a_status_that_an_older_crd_prunes_makes_no_loop_of_writes(lacks: str) -> None:
-    assert (await lived(OlderCrd(lacks))).status["phase"] == "Succeeded"
-    cluster = OlderCrd(lacks)
+    assert (await lived(older_crd(lacks))).status["phase"] == "Succeeded"
+    cluster = older_crd(lacks)
     cluster.put_job(job())
-    told: list[Kind] = []
-    async with watched(cluster, lambda kind, _: told.append(kind)) as (world, turn):
+    told: list[Resource] = []
+    async with watched(cluster, lambda resource, _: told.append(resource)) as (world, turn):
         while world.status.get("phase") != "Running":
             await turn()
         told.clear()
@@ -307,7 +292,7 @@ async def test_a_status_that_an_older_crd_prunes_makes_no_loop_of_writes(lacks: 
         for _ in range(30):
             await turn()
         assert cluster.num_status_writes - writes <= 30, "one a pass at most"
-        assert Kind.JOBS not in told, "what was written wakes no further pass"
+        assert JOBS not in told, "what was written wakes no further pass"
         assert (len(cluster.created), len(cluster.deleted), world.status["phase"]) == (3, 0, "Running")
 
 
@@ -339,7 +324,7 @@ async def test_a_job_whose_image_cannot_be_pulled_quotes_the_event() -> None:
         }
         for message in ('Failed to pull image "a:1": unauthorized', "Error: ErrImagePull"):
             about = {"uid": pod["metadata"]["uid"]}
-            await cluster.create_event({"involvedObject": about, "reason": "Failed", "message": message})
+            cluster.put_event(KEY.namespace, {"involvedObject": about, "reason": "Failed", "message": message})
     await world.reconciler.reconcile(KEY)
     assert 'ImagePullBackOff: Failed to pull image "a:1": unauthorized' in world.status["message"]
 

@@ -6,18 +6,19 @@ The ranks continue to train meanwhile.
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from cluster_faults import WRITES, Failing, Request
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import LABEL_CAPACITY_TYPE, TAINT_PREEMPTION
 from spottrain_api.v1alpha1.pod_template import Network
 from spottrain_operator.job_record import JobRecord
+from spottrain_operator.kube import resources
 from spottrain_operator.kube.errors import ClusterError, ForbiddenError, InvalidObjectError
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import EVENTS, HISTORIES, NETWORK_POLICIES, PODS, Manifest
 
 WEBHOOK = InvalidObjectError('admission webhook "policy.example.com" denied the request: no team label')
 NO_ACCOUNT = ForbiddenError('serviceaccount "trainer" not found')
@@ -46,19 +47,20 @@ class RefusingCluster(CrashingCluster):
     may_annotate = True
     num_annotations = 0
 
-    async def create_pod(self, pod: Manifest) -> Manifest:
-        if self.error is not None and self.only in (None, type_of(pod)):
-            self.num_refused += 1
-            raise self.error
-        return await super().create_pod(pod)
+    def __init__(self) -> None:
+        super().__init__()
+        self.before.append(self._refuses)
 
-    async def annotate_pod(
-        self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
-    ) -> Manifest | None:
-        self.num_annotations += 1
-        if not self.may_annotate:
-            raise ForbiddenError('User "operator" cannot patch resource "pods"')
-        return await super().annotate_pod(namespace, name, uid=uid, annotations=annotations)
+    async def _refuses(self, request: Request) -> None:
+        match request:
+            case "create", resources.PODS, _, dict(pod):
+                if self.error is not None and self.only in (None, type_of(pod)):
+                    self.num_refused += 1
+                    raise self.error
+            case "patch", resources.PODS, _, _:
+                self.num_annotations += 1
+                if not self.may_annotate:
+                    raise ForbiddenError('User "operator" cannot patch resource "pods"')
 
 
 def condition(world: World, kind: str) -> dict[str, Any]:
@@ -258,20 +260,11 @@ async def test_annotations_that_are_refused_are_tried_ever_more_seldom_until_the
     assert found == ["true"] * 3
 
 
-class ProtectingPolicy(RefusingCluster):
-    """Forbids annotations of one pod."""
-
-    async def annotate_pod(
-        self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
-    ) -> Manifest | None:
-        if name == "gpt-1":
-            raise ForbiddenError("pods of finance are not annotated")
-        return await super().annotate_pod(namespace, name, uid=uid, annotations=annotations)
-
-
 async def test_a_pod_with_a_notice_loses_its_protection_at_once_though_another_is_refused_one() -> None:
     """Otherwise the drain of its node waits for it."""
-    cluster = ProtectingPolicy()
+    cluster = RefusingCluster()
+    finance = ForbiddenError("pods of finance are not annotated")
+    cluster.before.append(Failing(error=finance, verbs=("patch",), resource=PODS, name="gpt-1"))
     world = await training(cluster, last_step=1000)
     for _ in range(10):
         await world.turn()
@@ -289,12 +282,12 @@ class QuotaCluster(RefusingCluster):
 
     most: int | None = None
 
-    async def create_pod(self, pod: Manifest) -> Manifest:
+    async def _refuses(self, request: Request) -> None:
         used = len(self.pods)
         full = self.most is not None and used >= self.most
         said = f"exceeded quota: team, requested: pods=1, used: pods={used}, limited: pods={self.most}"
         self.error = ForbiddenError(said) if full else None
-        return await super().create_pod(pod)
+        await super()._refuses(request)
 
 
 NO_PODS = (
@@ -344,20 +337,11 @@ async def test_a_job_that_trains_survives_a_quota_of_zero() -> None:
 class GoingCluster(RefusingCluster):
     """Its namespace is being deleted while `error` is set, and takes nothing new."""
 
-    async def create_event(self, event: Manifest) -> None:
-        if self.error is not None:
+    async def _refuses(self, request: Request) -> None:
+        await super()._refuses(request)
+        new = request.resource in (EVENTS, HISTORIES, NETWORK_POLICIES)
+        if self.error is not None and new and request.verb in WRITES:
             raise self.error
-        await super().create_event(event)
-
-    async def write_history(self, history: Manifest) -> Manifest:
-        if self.error is not None:
-            raise self.error
-        return await super().write_history(history)
-
-    async def create_network_policy(self, policy: Manifest) -> None:
-        if self.error is not None:
-            raise self.error
-        await super().create_network_policy(policy)
 
 
 async def test_a_namespace_that_is_being_deleted_crashes_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
+from cluster_faults import Failing
 from memory_cluster import MemoryCluster
 from spottrain_api.contract.names import ANNOTATION_WATCHED
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
 from spottrain_operator.kube.led_namespaces import LedNamespaces
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import LEASES
 from spottrain_operator.kube.scope import Scope
 
 ALL, TEAM, OTHER = Scope(), Scope(names=frozenset({"team"})), Scope(names=frozenset({"other"}))
@@ -23,15 +24,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.seconds
-
-
-class Forbidding(MemoryCluster):
-    forbids = False
-
-    async def list_leases(self, name: str) -> list[Manifest]:
-        if self.forbids:
-            raise ClusterError("leases is forbidden")
-        return await super().list_leases(name)
 
 
 def election(cluster: MemoryCluster, namespace: str, scope: Scope, clock: Clock | None = None) -> LeaderElection:
@@ -120,13 +112,13 @@ async def test_of_releases_that_start_at_once_exactly_one_leads(num_releases: in
 
 
 async def test_who_cannot_see_the_others_does_not_lead() -> None:
-    cluster = Forbidding()
-    cluster.forbids = True
+    cluster = MemoryCluster()
+    cluster.before.append(Failing(error=ClusterError("leases is forbidden"), verbs=("list",), resource=LEASES))
     alone = election(cluster, "a", ALL)
     waiting = asyncio.create_task(alone.acquire())
     assert await pending(waiting)
     assert not alone.is_leader
-    cluster.forbids = False
+    cluster.before.clear()
     await asyncio.wait_for(waiting, 5)
 
 

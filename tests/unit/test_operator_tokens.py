@@ -39,7 +39,7 @@ class Reviews:
     tokens: list[str] = field(default_factory=list)
     started: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
 
-    async def review_token(self, token: str, *, audience: str) -> PodIdentity | None:
+    async def __call__(self, token: str) -> PodIdentity | None:
         self.tokens.append(token)
         await self.started.put(token)
         await self.answer.wait()
@@ -55,7 +55,7 @@ class Gate:
 
     def __post_init__(self) -> None:
         self.reviews.answer.set()
-        keys = ClusterKeys(self.cluster, clock=lambda: self.clock)
+        keys = ClusterKeys(self.cluster.get_raw, clock=lambda: self.clock)
         self.gate = TokenGate(self.reviews, keys, self.ours.__contains__, clock=lambda: self.clock)
 
     async def refusal(self, token: str, source: str = "10.0.0.1") -> str:
@@ -139,7 +139,7 @@ async def test_one_bogus_token_is_reviewed_once_in_a_while() -> None:
 
 async def test_a_token_that_the_keys_decide_on_costs_no_review() -> None:
     gate, issuer = Gate(), SigningIssuer()
-    gate.cluster.issuer = issuer.published()
+    gate.cluster.raw = issuer.published()
     token = issuer.token(POD)
     assert await gate.gate.identify(token, "10.0.0.1") == POD
     assert await gate.refusal(SigningIssuer().token(POD)) == "TokenRefusedError"
@@ -151,14 +151,14 @@ async def test_a_token_that_the_keys_decide_on_costs_no_review() -> None:
 
 async def test_a_pod_of_another_uid_is_refused_whatever_its_name() -> None:
     gate, issuer = Gate(), SigningIssuer()
-    gate.cluster.issuer = issuer.published()
+    gate.cluster.raw = issuer.published()
     assert await gate.refusal(issuer.token(replace(POD, uid="uid-2"))) == "NotOurPodError"
 
 
 async def test_a_flood_of_bad_signatures_is_bounded_like_one_of_reviews() -> None:
     """A pod behind the same address, which was heard before, is heard on."""
     gate, issuer, bogus = Gate(), SigningIssuer(), SigningIssuer()
-    gate.cluster.issuer = issuer.published()
+    gate.cluster.raw = issuer.published()
     token = issuer.token(POD)
     assert await gate.gate.identify(token, "10.0.0.1") == POD
     refused = [await gate.refusal(bogus.token(POD, jti=f"{number}")) for number in range(CHECKS_BURST)]
@@ -172,10 +172,10 @@ async def test_a_flood_of_bad_signatures_is_bounded_like_one_of_reviews() -> Non
 
 async def test_a_verified_token_is_verified_again_as_keys_change() -> None:
     gate, issuer = Gate(), SigningIssuer()
-    gate.cluster.issuer = issuer.published()
+    gate.cluster.raw = issuer.published()
     token = issuer.token(POD)
     assert await gate.gate.identify(token, "10.0.0.1") == POD
-    gate.cluster.issuer = SigningIssuer("key-2").published()
+    gate.cluster.raw = SigningIssuer("key-2").published()
     gate.clock += KEYS_SECONDS
     assert await gate.refusal(token) == "TokenRefusedError"
     assert gate.reviews.tokens == [token], "the API server decides on a key that it doesn't publish"

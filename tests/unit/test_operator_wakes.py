@@ -12,9 +12,8 @@ import pytest
 from spottrain_api.contract.names import ANNOTATION_NOTICE, ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION
 from spottrain_operator.controller import Priority
 from spottrain_operator.kube.cache import Change
-from spottrain_operator.kube.client import Kind
 from spottrain_operator.kube.identities import JobKey
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import JOBS, NODES, PODS, Manifest, Resource
 from spottrain_operator.objects.trimmed import trimmed_node, trimmed_pod
 from spottrain_operator.wakes import first_wakes, wakes
 
@@ -44,12 +43,12 @@ def node(*, ready: bool = True, taints: tuple[str, ...] = (), notice: str = "", 
     )
 
 
-def woken(kind: Kind, before: Manifest | None, after: Manifest | None) -> set[tuple[JobKey, Priority]]:
-    found = wakes(kind, Change(before=before, after=after), lambda name: {A, B} if name == "node-1" else set())
+def woken(resource: Resource, before: Manifest | None, after: Manifest | None) -> set[tuple[JobKey, Priority]]:
+    found = wakes(resource, Change(before=before, after=after), lambda name: {A, B} if name == "node-1" else set())
     return set(found)
 
 
-PODS = {
+POD_CHANGES = {
     "new": (None, pod(), NORMAL),
     "gone": (pod(), None, URGENT),
     "asked to go": (pod(), pod(deletionTimestamp="2026-01-01T00:00:00Z"), URGENT),
@@ -62,12 +61,12 @@ PODS = {
 }
 
 
-@pytest.mark.parametrize(("before", "after", "priority"), PODS.values(), ids=PODS)
+@pytest.mark.parametrize(("before", "after", "priority"), POD_CHANGES.values(), ids=POD_CHANGES)
 def test_a_pod_wakes_its_job(before: Manifest | None, after: Manifest | None, priority: Priority) -> None:
-    assert woken(Kind.PODS, before, after) == {(A, priority)}
+    assert woken(PODS, before, after) == {(A, priority)}
 
 
-NODES = {
+NODE_CHANGES = {
     "gone": (node(), None, URGENT),
     "not ready": (node(), node(ready=False), URGENT),
     "ready again": (node(ready=False), node(), NORMAL),
@@ -86,15 +85,15 @@ NODES = {
 }
 
 
-@pytest.mark.parametrize(("before", "after", "priority"), NODES.values(), ids=NODES)
+@pytest.mark.parametrize(("before", "after", "priority"), NODE_CHANGES.values(), ids=NODE_CHANGES)
 def test_a_node_wakes_the_jobs_on_it(before: Manifest | None, after: Manifest | None, priority: Priority) -> None:
-    assert woken(Kind.NODES, before, after) == {(A, priority), (B, priority)}
+    assert woken(NODES, before, after) == {(A, priority), (B, priority)}
 
 
 @pytest.mark.parametrize(("phase", "priority"), [("Running", NORMAL), ("Failed", LAST), (None, NORMAL)], ids=str)
 def test_a_job_that_is_over_goes_last(phase: str | None, priority: Priority) -> None:
     job: Manifest = {"metadata": {"namespace": "team", "name": "a"}, "status": {"phase": phase} if phase else {}}
-    assert woken(Kind.JOBS, None, job) == {(A, priority)}
+    assert woken(JOBS, None, job) == {(A, priority)}
 
 
 TROUBLES = {

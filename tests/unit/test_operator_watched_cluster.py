@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
+from cluster_faults import Failing, Request
 from memory_cluster import MemoryCluster
 from operator_world import KEY, job
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import LABEL_JOB, LABEL_JOB_UID
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.kube.cache import Change
-from spottrain_operator.kube.client import Kind, WatchEvent
+from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.errors import AlreadyExistsError, ClusterError, ConflictError
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import JOBS, NODES, PODS, Manifest, Resource
 from spottrain_operator.objects.control_address import ControlAddress
-from spottrain_operator.objects.pods import JobRef, build_pod
+from spottrain_operator.objects.pods import JobRef, annotate_pod, build_pod
 from spottrain_operator.objects.watched_cluster import WatchedCluster
 
 CONTROL = ControlAddress(url="https://control:8443", ca="CA")
@@ -31,7 +32,7 @@ CONTROL = ControlAddress(url="https://control:8443", ca="CA")
 class Unreliable(MemoryCluster):
     """Loses the answer to a write that took effect, while `loses_answers` is set.
 
-    The answer to the write of a status comes once `answers` is set. The watch of the kind `hides` shows nothing.
+    The answer to the write of a status comes once `answers` is set. The watch of the resource `hides` shows nothing.
     """
 
     def __init__(self) -> None:
@@ -39,26 +40,24 @@ class Unreliable(MemoryCluster):
         self.answers = asyncio.Event()
         self.answers.set()
 
-    loses_answers = False
-    hides: Kind | None = None
+        self.loses_answers = False
+        self.hides: Resource | None = None
+        self.before.append(self._shows)
+        self.after.append(self._answers)
 
-    async def watch_kind(self, kind: Kind, version: int) -> AsyncIterator[WatchEvent]:
-        async for event in super().watch_kind(kind, version):
-            if kind is not self.hides:
-                yield event
+    async def _shows(self, request: Request) -> None:
+        if request[:2] == ("watch", self.hides):
+            await asyncio.Event().wait()
 
-    async def create_pod(self, pod: Manifest) -> Manifest:
-        made = await super().create_pod(pod)
-        if self.loses_answers:
+    async def _answers(self, request: Request) -> None:
+        if request[:2] == ("replace", JOBS):
+            await self.answers.wait()
+        if self.loses_answers and request[:2] in (("create", PODS), ("replace", JOBS)):
             raise ClusterError("the connection was closed")
-        return made
 
-    async def replace_job_status(self, job: Manifest) -> Manifest:
-        written = await super().replace_job_status(job)
-        await self.answers.wait()
-        if self.loses_answers:
-            raise ClusterError("the connection was closed")
-        return written
+
+async def replace_status(cluster: Cluster, job: Manifest) -> Manifest:
+    return await cluster.replace(JOBS, job, subresource="status")
 
 
 class World:
@@ -66,8 +65,8 @@ class World:
 
     def __init__(self) -> None:
         self.direct = Unreliable()
-        self.changes: list[tuple[Kind, Change]] = []
-        self.cluster = WatchedCluster(self.direct, self.direct, lambda *change: self.changes.append(change))
+        self.changes: list[tuple[Resource, Change]] = []
+        self.cluster = WatchedCluster(self.direct, lambda *change: self.changes.append(change))
         self.uid = self.direct.put_job(job())["metadata"]["uid"]
 
     def pod(self, sequence: int, **spec: Any) -> Manifest:
@@ -84,8 +83,11 @@ class World:
         return made
 
     async def names(self) -> list[str]:
-        pods = await self.cluster.list_pods(KEY.namespace, labels={LABEL_JOB: KEY.name, LABEL_JOB_UID: self.uid})
-        return [pod["metadata"]["name"] for pod in pods]
+        return [pod["metadata"]["name"] for pod in await self.pods()]
+
+    async def pods(self) -> list[Manifest]:
+        labels = {LABEL_JOB: KEY.name, LABEL_JOB_UID: self.uid}
+        return list((await self.cluster.list(PODS, namespace=KEY.namespace, labels=labels)).items)
 
     def seen(self) -> str:
         """The image of the job as the watch has shown it, once it has a status."""
@@ -93,7 +95,7 @@ class World:
         return str(shown["spec"]["image"]) if shown.get("status") else ""
 
     async def job(self) -> Manifest:
-        found = await self.cluster.get_job(KEY)
+        found = await self.cluster.get(JOBS, KEY.name, namespace=KEY.namespace)
         assert found is not None
         return found
 
@@ -127,40 +129,39 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def test_reads_ask_the_api_server_nothing(world: World) -> None:
-    await world.cluster.replace_job_status(await world.job() | {"status": {"lastSequence": 1}})
-    await world.cluster.create_pod(world.pod(1))
+    await replace_status(world.cluster, await world.job() | {"status": {"lastSequence": 1}})
+    await world.cluster.create(PODS, world.pod(1))
     world.direct.num_reads.clear()
     assert (await world.job())["metadata"]["uid"] == world.uid
     assert await world.names() == ["gpt-1"]
-    assert len(list(await world.cluster.list_jobs())) == 1
+    assert len(list((await world.cluster.list(JOBS)).items)) == 1
     assert world.direct.num_reads.total() == 0
 
 
 async def test_own_writes_are_seen_though_the_watches_are_behind(world: World) -> None:
-    written = await world.cluster.replace_job_status(await world.job() | {"status": {"phase": "Running"}})
+    written = await replace_status(world.cluster, await world.job() | {"status": {"phase": "Running"}})
     assert await world.job() == written
-    await world.cluster.create_pod(world.pod(1))
-    placed = await world.cluster.create_pod(world.pod(2, nodeName="node-a"))
-    await world.cluster.annotate_pod(
-        KEY.namespace, "gpt-2", uid=placed["metadata"]["uid"], annotations={"karpenter.sh/do-not-disrupt": "true"}
-    )
+    await world.cluster.create(PODS, world.pod(1))
+    placed = await world.cluster.create(PODS, world.pod(2, nodeName="node-a"))
+    uid, protected = placed["metadata"]["uid"], {"karpenter.sh/do-not-disrupt": "true"}
+    await annotate_pod(world.cluster, KEY.namespace, "gpt-2", uid=uid, annotations=protected)
     assert await world.names() == ["gpt-1", "gpt-2"]
     for name in ("gpt-1", "gpt-2"):
         uid = world.direct.pods[KEY.namespace, name]["metadata"]["uid"]
-        await world.cluster.delete_pod(KEY.namespace, name, uid=uid)
-    [pod] = await world.cluster.list_pods(KEY.namespace, labels={LABEL_JOB: KEY.name})
+        await world.cluster.delete(PODS, name, namespace=KEY.namespace, uid=uid)
+    [pod] = await world.pods()
     assert pod["metadata"]["name"] == "gpt-2", "the other had no node, and is gone at once"
     assert "deletionTimestamp" in pod["metadata"]
-    assert pod["metadata"]["annotations"] == {"karpenter.sh/do-not-disrupt": "true", **CONTROL.annotations}
+    assert pod["metadata"]["annotations"] == {**protected, **CONTROL.annotations}
 
 
 async def test_the_echo_of_an_own_status_wakes_nobody(world: World) -> None:
     async with world.watched():
         world.changes.clear()
-        await world.cluster.replace_job_status(await world.job() | {"status": {"phase": "Running"}})
+        await replace_status(world.cluster, await world.job() | {"status": {"phase": "Running"}})
         world.direct.put_node({"metadata": {"name": "node-a"}, "spec": {}, "status": {}})
         await until(lambda: world.changes)
-        assert {kind for kind, _ in world.changes} == {Kind.NODES}
+        assert {kind for kind, _ in world.changes} == {NODES}
         edited = job(image="other")
         world.direct.put_job(edited)
         await until(lambda: len(world.changes) == 2)
@@ -174,12 +175,12 @@ async def test_an_echo_before_the_answer_wakes_nobody_if_it_shows_what_was_writt
     async with world.watched():
         found = await world.job()
         await world.names()
-        num_reads = world.direct.num_reads["pods"]
+        num_reads = world.direct.num_reads[PODS]
         world.changes.clear()
         world.direct.answers.clear()
         world.direct.loses_answers = lost
         status = {"phase": "Running", "lastSequence": 1}
-        writing = asyncio.create_task(world.cluster.replace_job_status(found | {"status": status}))
+        writing = asyncio.create_task(replace_status(world.cluster, found | {"status": status}))
         await until(lambda: world.direct.jobs[KEY].get("status"))
         if edited:
             world.direct.put_job(world.direct.jobs[KEY] | {"spec": job(image="other")["spec"]})
@@ -191,7 +192,7 @@ async def test_an_echo_before_the_answer_wakes_nobody_if_it_shows_what_was_writt
         if not lost and not edited:
             assert told == []
             await world.names()
-            assert world.direct.num_reads["pods"] == num_reads, "the operator has counted the pods itself"
+            assert world.direct.num_reads[PODS] == num_reads, "the operator has counted the pods itself"
             return
         ((before, after),) = told
         assert before is not None
@@ -207,19 +208,19 @@ async def test_a_deletion_during_a_write_that_fails_is_told(world: World) -> Non
         world.changes.clear()
         world.direct.answers.clear()
         world.direct.loses_answers = True
-        writing = asyncio.create_task(world.cluster.replace_job_status(found | {"status": {"phase": "Running"}}))
+        writing = asyncio.create_task(replace_status(world.cluster, found | {"status": {"phase": "Running"}}))
         await until(lambda: world.direct.jobs[KEY].get("status"))
-        await world.direct.delete_job(KEY, uid=world.uid)
+        await world.direct.delete(JOBS, KEY.name, namespace=KEY.namespace, uid=world.uid)
         await until(lambda: world.cluster._jobs.get((KEY.namespace, KEY.name)) is None)
         world.direct.answers.set()
         await asyncio.wait({writing})
-        assert [(kind, change.after) for kind, change in world.changes] == [(Kind.JOBS, None)]
+        assert [(kind, change.after) for kind, change in world.changes] == [(JOBS, None)]
 
 
 async def test_a_pod_whose_creation_was_not_answered_is_looked_for(world: World) -> None:
     world.direct.loses_answers = True
     with pytest.raises(ClusterError):
-        await world.cluster.create_pod(world.pod(1))
+        await world.cluster.create(PODS, world.pod(1))
     world.direct.loses_answers = False
     assert await world.names() == ["gpt-1"], "otherwise the next pass would create another"
     world.direct.num_reads.clear()
@@ -228,19 +229,19 @@ async def test_a_pod_whose_creation_was_not_answered_is_looked_for(world: World)
 
 
 async def test_a_name_that_is_taken_is_looked_for(world: World) -> None:
-    await world.direct.create_pod(world.pod(1))
+    await world.direct.create(PODS, world.pod(1))
     assert await world.names() == []
     with pytest.raises(AlreadyExistsError):
-        await world.cluster.create_pod(world.pod(1))
+        await world.cluster.create(PODS, world.pod(1))
     assert await world.names() == ["gpt-1"]
 
 
 async def test_a_pod_that_a_fresh_look_misses_does_not_come_back(world: World) -> None:
-    await world.cluster.create_pod(world.pod(1))
+    await world.cluster.create(PODS, world.pod(1))
     uid = world.direct.pods[KEY.namespace, "gpt-1"]["metadata"]["uid"]
-    await world.direct.delete_pod(KEY.namespace, "gpt-1", uid=uid)
+    await world.direct.delete(PODS, "gpt-1", namespace=KEY.namespace, uid=uid)
     assert await world.names() == ["gpt-1"], "the watch has not shown it yet"
-    await world.cluster.delete_pod(KEY.namespace, "gpt-1", uid=uid)
+    await world.cluster.delete(PODS, "gpt-1", namespace=KEY.namespace, uid=uid)
     assert await world.names() == []
     assert await world.names() == []
 
@@ -248,7 +249,7 @@ async def test_a_pod_that_a_fresh_look_misses_does_not_come_back(world: World) -
 async def test_a_status_that_may_have_been_written_is_read(world: World) -> None:
     world.direct.loses_answers = True
     with pytest.raises(ClusterError):
-        await world.cluster.replace_job_status(await world.job() | {"status": {"phase": "Running"}})
+        await replace_status(world.cluster, await world.job() | {"status": {"phase": "Running"}})
     assert (await world.job())["status"] == {"phase": "Running"}
 
 
@@ -257,7 +258,7 @@ async def test_after_a_conflict_the_job_is_read(world: World) -> None:
     world.direct.put_job(job(image="other"))
     assert (await world.job())["spec"]["image"] == old["spec"]["image"], "the watch has not shown it yet"
     with pytest.raises(ConflictError):
-        await world.cluster.replace_job_status(old | {"status": {"phase": "Running"}})
+        await replace_status(world.cluster, old | {"status": {"phase": "Running"}})
     assert (await world.job())["spec"]["image"] == "other"
 
 
@@ -267,10 +268,10 @@ async def test_with_a_job_its_pods_are_read(world: World) -> None:
     The next pass would create others in their place.
     """
     old = await world.job()
-    await world.direct.replace_job_status(old | {"status": {"lastSequence": 1}})
-    await world.direct.create_pod(world.pod(1))
+    await replace_status(world.direct, old | {"status": {"lastSequence": 1}})
+    await world.direct.create(PODS, world.pod(1))
     with pytest.raises(ConflictError):
-        await world.cluster.replace_job_status(old | {"status": {"lastSequence": 1}})
+        await replace_status(world.cluster, old | {"status": {"lastSequence": 1}})
     assert (await world.job())["status"] == {"lastSequence": 1}
     assert await world.names() == ["gpt-1"]
 
@@ -280,23 +281,23 @@ async def test_a_job_is_read_whose_status_does_not_count_a_pod(world: World) -> 
 
     They would be deleted.
     """
-    world.direct.hides = Kind.JOBS
+    world.direct.hides = JOBS
     async with world.watched():
         world.changes.clear()
         edited = world.direct.put_job(job(image="other"))
-        await world.direct.replace_job_status(edited | {"status": {"lastSequence": 1}})
-        await world.direct.create_pod(world.pod(1))
+        await replace_status(world.direct, edited | {"status": {"lastSequence": 1}})
+        await world.direct.create(PODS, world.pod(1))
         await until(lambda: world.changes)
     assert (await world.job())["spec"]["image"] == "other"
 
 
 async def test_pods_are_read_that_the_status_of_another_operator_counts(world: World) -> None:
     """Otherwise members of a generation that it has started would seem to be gone."""
-    world.direct.hides = Kind.PODS
+    world.direct.hides = PODS
     async with world.watched():
         world.changes.clear()
-        await world.direct.replace_job_status(await world.job() | {"status": {"lastSequence": 1}})
-        await world.direct.create_pod(world.pod(1))
+        await replace_status(world.direct, await world.job() | {"status": {"lastSequence": 1}})
+        await world.direct.create(PODS, world.pod(1))
         await until(lambda: world.changes)
     assert await world.names() == ["gpt-1"]
 
@@ -312,26 +313,26 @@ async def test_a_job_that_no_cache_holds_is_read() -> None:
 
 async def test_a_job_that_is_gone_stays_gone(world: World) -> None:
     old = await world.job()
-    await world.direct.delete_job(KEY, uid=world.uid)
+    await world.direct.delete(JOBS, KEY.name, namespace=KEY.namespace, uid=world.uid)
     with pytest.raises(ConflictError):
-        await world.cluster.replace_job_status(old | {"status": {"phase": "Running"}})
+        await replace_status(world.cluster, old | {"status": {"phase": "Running"}})
     for _ in range(2):
-        assert await world.cluster.get_job(KEY) is None
+        assert await world.cluster.get(JOBS, KEY.name, namespace=KEY.namespace) is None
 
 
 async def test_the_pods_of_a_job_that_is_gone_are_read_once(world: World) -> None:
     """Otherwise those that Kubernetes has orphaned just before would be deleted."""
-    await world.cluster.create_pod(world.pod(1))
-    world.direct.hides = Kind.PODS
+    await world.cluster.create(PODS, world.pod(1))
+    world.direct.hides = PODS
     async with world.watched():
         world.changes.clear()
         pod = world.direct.pods[KEY.namespace, "gpt-1"]
         del pod["metadata"]["ownerReferences"]
-        await world.direct.delete_job(KEY, uid=world.uid)
+        await world.direct.delete(JOBS, KEY.name, namespace=KEY.namespace, uid=world.uid)
         await until(lambda: world.changes)
     world.direct.num_reads.clear()
     for _ in range(2):
-        [read] = await world.cluster.list_pods(KEY.namespace, labels={LABEL_JOB: KEY.name})
+        [read] = await world.pods()
         assert not read["metadata"]["ownerReferences"]
     assert world.direct.num_reads.total() == 1
 
@@ -339,19 +340,21 @@ async def test_the_pods_of_a_job_that_is_gone_are_read_once(world: World) -> Non
 async def test_a_node_that_no_cache_holds_is_read(world: World) -> None:
     """A pod may be seen on its node before the node itself is."""
     world.direct.put_node({"metadata": {"name": "node-a"}, "spec": {}, "status": {}})
-    [node] = await world.cluster.get_nodes({"node-a", "nobody"})
+    node = await world.cluster.get(NODES, "node-a")
+    assert node is not None
     assert node["metadata"]["name"] == "node-a"
+    assert await world.cluster.get(NODES, "nobody") is None
 
 
 async def test_a_list_after_a_watch_that_expired_tells_what_was_missed(world: World) -> None:
     async with world.watched():
-        made = await world.cluster.create_pod(world.pod(1))
+        made = await world.cluster.create(PODS, world.pod(1))
         world.changes.clear()
         del world.direct.pods[KEY.namespace, "gpt-1"]
         world.direct.forget_history()
         await until(lambda: world.changes)
         [(kind, change)] = world.changes
-        assert kind is Kind.PODS
+        assert kind is PODS
         assert change.after is None
         assert change.before is not None
         assert change.before["metadata"]["uid"] == made["metadata"]["uid"]
@@ -359,18 +362,18 @@ async def test_a_list_after_a_watch_that_expired_tells_what_was_missed(world: Wo
 
 async def test_watches_go_on_where_they_ended(world: World) -> None:
     async with world.watched():
-        await world.cluster.create_pod(world.pod(1))
+        await world.cluster.create(PODS, world.pod(1))
         world.direct.num_reads.clear()
-        world.direct.watches_fail = True
+        world.direct.before.append(Failing(error=ClusterError("connection refused"), verbs=("watch",)))
         await asyncio.sleep(0.02)
         world.direct.put_node({"metadata": {"name": "node-a"}, "spec": {}, "status": {}})
-        world.direct.watches_fail = False
-        await until(lambda: any(kind is Kind.NODES for kind, _ in world.changes))
+        world.direct.before.pop()
+        await until(lambda: any(kind is NODES for kind, _ in world.changes))
         assert world.direct.num_reads.total() == 0, "nothing is listed again"
 
 
 async def test_jobs_are_found_by_the_nodes_and_the_pods_that_they_have(world: World) -> None:
-    await world.cluster.create_pod(world.pod(1, nodeName="node-a"))
+    await world.cluster.create(PODS, world.pod(1, nodeName="node-a"))
     assert world.cluster.jobs_on("node-a") == {KEY}
     assert world.cluster.jobs_on("node-b") == set()
     assert world.cluster.jobs_with_pods() == {KEY}

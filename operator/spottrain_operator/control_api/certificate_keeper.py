@@ -20,9 +20,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from spottrain_operator.control_api.certificates import SERVER_RENEWAL, Authorities, KeyPair, issue, rotated
-from spottrain_operator.kube.client import SecretClient
+from spottrain_operator.kube.cluster import Cluster, write
 from spottrain_operator.kube.errors import ClusterError
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import SECRETS, Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class CertificateKeeper:
     """Gives `context` the newest certificate, and `ca` what agents trust.
 
     Args:
-        secrets: Where the Secret is.
+        cluster: Where the Secret is.
         namespace: The Secret's.
         source: Who makes the certificate.
         hosts: Names and addresses of the control API.
@@ -81,7 +81,7 @@ class CertificateKeeper:
 
     def __init__(
         self,
-        secrets: SecretClient,
+        cluster: Cluster,
         *,
         namespace: str,
         source: CertificateSource,
@@ -93,7 +93,7 @@ class CertificateKeeper:
         # Agents resume no sessions, and the tickets for that take a third of a handshake's time.
         self.context.num_tickets = 0
         self.opened = asyncio.Event()
-        self._secrets = secrets
+        self._cluster = cluster
         self._namespace = namespace
         self._source = source
         self._hosts = hosts
@@ -133,7 +133,7 @@ class CertificateKeeper:
             ClusterError: The Secret can't be read or written.
             CertificateMissingError: Nothing can be served yet.
         """
-        secret = await self._secrets.read_secret(self._namespace, SECRET_NAME)
+        secret = await self._cluster.get(SECRETS, SECRET_NAME, namespace=self._namespace)
         found = decoded(secret)
         served = self._given(found) if self._source is CertificateSource.SECRET else await self._own(secret, found)
         if served == self._served:
@@ -163,7 +163,7 @@ class CertificateKeeper:
         wanted = rotated(stored, self._now())
         if wanted != stored:
             if self._may_write():
-                await self._secrets.write_secret(self._secret(secret, wanted))
+                await write(self._cluster, SECRETS, self._secret(secret, wanted))
                 logger.info("the control API has %s authority", "a new" if stored is None else "the next")
             elif stored is None:
                 raise CertificateMissingError("the leader has not made an authority yet")

@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import jwt
 
-from spottrain_operator.kube.client import IssuerClient
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import PodIdentity
 from spottrain_operator.kube.resources import Manifest
 
 logger = logging.getLogger(__name__)
 
+# Who signs the tokens, and the public keys.
+ISSUER_PATH = "/.well-known/openid-configuration"
+KEYS_PATH = "/openid/v1/jwks"
 # Those with which an API server may sign. None of them takes a public key for a shared secret.
 ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "ES256", "ES384", "ES512"})
 # Keys that were read so long ago are read again before they verify anything.
@@ -40,10 +42,15 @@ class UndecidedError(Exception):
 
 
 class ClusterKeys:
-    """Verifies tokens. It reads the cluster's keys when a token needs them."""
+    """Verifies tokens. It reads the cluster's keys when a token needs them.
 
-    def __init__(self, cluster: IssuerClient, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._cluster = cluster
+    `get_raw` reads a path of the API server.
+    """
+
+    def __init__(
+        self, get_raw: Callable[[str], Awaitable[Manifest]], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._get_raw = get_raw
         self._clock = clock
         self._issuer = ""
         self._keys: Mapping[str, jwt.PyJWK] = {}
@@ -100,8 +107,9 @@ class ClusterKeys:
 
     async def _read(self) -> None:
         try:
-            issuer = await self._cluster.read_issuer()
-            self._issuer, self._keys = issuer.name, keys_of(issuer.keys)
+            discovered = await self._get_raw(ISSUER_PATH)
+            keys = keys_of(await self._get_raw(KEYS_PATH))
+            self._issuer, self._keys = discovered.get("issuer", ""), keys
             self._good_until = self._clock() + KEYS_SECONDS
             self._are_readable = True
         except (ClusterError, ValueError) as error:
@@ -121,7 +129,7 @@ def keys_of(key_set: Manifest) -> Mapping[str, jwt.PyJWK]:
     """
     listed = key_set.get("keys") if isinstance(key_set, dict) else None
     if not isinstance(listed, list) or len(listed) > MAX_KEYS:
-        raise ValueError(f"/openid/v1/jwks is not a set of at most {MAX_KEYS} keys")
+        raise ValueError(f"{KEYS_PATH} is not a set of at most {MAX_KEYS} keys")
     return {key.key_id: key for each in listed if (key := _parsed(each)) is not None and key.key_id}
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from email.utils import format_datetime
+from functools import partial
 
 from aiohttp import web
 
@@ -26,12 +27,14 @@ from spottrain_api.contract.names import (
     QUIET_REPORT_SECONDS,
     REPORT_SECONDS,
     REPORT_SECONDS_HEADER,
+    TOKEN_AUDIENCE,
 )
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.observability import add_probes, require_leader
 from spottrain_operator.control_api.rate_limit import RateLimit
 from spottrain_operator.control_api.report_bounds import MAX_BODY_BYTES, InvalidReportError, parse_report
+from spottrain_operator.control_api.token_review import review_token
 from spottrain_operator.control_api.tokens import (
     NotOurPodError,
     TokenGate,
@@ -39,7 +42,7 @@ from spottrain_operator.control_api.tokens import (
     TooManyTokensError,
 )
 from spottrain_operator.core.timing import DEFAULT_TIMING
-from spottrain_operator.kube.client import TokenReviewer
+from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import PodIdentity
 
@@ -78,7 +81,7 @@ class ControlApi:
     def __init__(
         self,
         *,
-        reviewer: TokenReviewer,
+        cluster: Cluster,
         keys: ClusterKeys,
         board: AssignmentBoard,
         reports: ReportBox,
@@ -87,7 +90,7 @@ class ControlApi:
         record_interval: float = DEFAULT_TIMING.record_interval,
         long_poll_seconds: float = LONG_POLL_SECONDS,
     ) -> None:
-        self._tokens = TokenGate(reviewer, keys, reports.knows)
+        self._tokens = TokenGate(partial(review_token, cluster, audience=TOKEN_AUDIENCE), keys, reports.knows)
         self._board = board
         self._reports = reports
         self._is_ready = is_ready

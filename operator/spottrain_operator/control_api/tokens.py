@@ -14,7 +14,7 @@ import hashlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,7 +22,6 @@ from weakref import WeakValueDictionary
 from spottrain_api.contract.names import TOKEN_AUDIENCE
 from spottrain_operator.control_api.cluster_keys import KEYS_SECONDS, LEEWAY_SECONDS, ClusterKeys, UndecidedError
 from spottrain_operator.control_api.rate_limit import RateLimit
-from spottrain_operator.kube.client import TokenReviewer
 from spottrain_operator.kube.identities import PodIdentity
 from spottrain_runtime.wording import one_line
 
@@ -92,18 +91,21 @@ def claims_of(token: str) -> TokenClaims:
 class TokenGate:
     """Finds the pod of each token, with few reviews or none.
 
-    `is_ours` says whether the operator has the pod with a uid.
+    Args:
+        review: Asks the API server which pod a token belongs to. None: to none.
+        keys: Verify tokens without it.
+        is_ours: Whether the operator has the pod with a uid.
     """
 
     def __init__(
         self,
-        reviewer: TokenReviewer,
+        review: Callable[[str], Awaitable[PodIdentity | None]],
         keys: ClusterKeys,
         is_ours: Callable[[str], bool],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._reviewer = reviewer
+        self._review = review
         self._keys = keys
         self._is_ours = is_ours
         self._clock = clock
@@ -184,4 +186,4 @@ class TokenGate:
         try:
             return await self._keys.verify(token, audience=TOKEN_AUDIENCE), MAX_VERIFIED_SECONDS
         except UndecidedError:
-            return await self._reviewer.review_token(token, audience=TOKEN_AUDIENCE), MAX_ACCEPTED_SECONDS
+            return await self._review(token), MAX_ACCEPTED_SECONDS

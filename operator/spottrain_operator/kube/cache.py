@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from spottrain_operator.kube.client import Listing, WatchEvent
+from spottrain_operator.kube.cluster import Listing, WatchEvent
 from spottrain_operator.kube.json_text import parsed
 from spottrain_operator.kube.resources import Manifest
 
@@ -82,7 +82,6 @@ class ObjectCache:
         # Objects that are gone, as this process knows before its watch does: their last version here, and their uid,
         # which no other object ever gets.
         self._gone: dict[Key, tuple[int, str]] = {}
-        # The watch has shown everything up to this version.
         self._shown = 0
 
     def __len__(self) -> int:
@@ -101,6 +100,11 @@ class ObjectCache:
         return [self._kept[key].object() for key in sorted(self._by_index.get(index, ()))]
 
     @property
+    def version(self) -> int:
+        """The watch has shown everything up to this version."""
+        return self._shown
+
+    @property
     def indices(self) -> Collection[Index]:
         """What objects are found by."""
         return self._by_index.keys()
@@ -112,10 +116,11 @@ class ObjectCache:
 
         An object that the list lacks is gone, unless it is newer than the list.
         """
-        listed = {_key(item): _uid(item) for item in listing.items}
+        items = tuple(listing.items)
+        listed = {_key(item): _uid(item) for item in items}
         for key in self._kept.keys() - listed.keys():
             self._remove(key, listing.version)
-        for item in listing.items:
+        for item in items:
             self._put(item)
         self._gone = {
             key: (version, uid)
@@ -154,11 +159,12 @@ class ObjectCache:
 
     def read(self, index: Index, listing: Listing) -> None:
         """Take a list of all objects with an index, which was read beside the watch."""
-        listed = {_key(item) for item in listing.items}
+        items = tuple(listing.items)
+        listed = {_key(item) for item in items}
         for key in self._by_index.get(index, set()) - listed:
             if self._kept[key].version <= listing.version:
                 self.deleted(key, self._kept[key].uid)
-        for item in listing.items:
+        for item in items:
             self.written(item)
 
     # ------------------------------------------------------------------------------------------------------

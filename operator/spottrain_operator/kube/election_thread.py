@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from typing import Self, TypeVar
 
-from spottrain_operator.kube.client import LeaseClient
+from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
 
 Result = TypeVar("Result")
@@ -28,17 +28,17 @@ class ElectionThread:
 
     Args:
         settings: Of the election.
-        open_client: Opens the connections, in the thread.
+        open_cluster: Opens the connections, in the thread.
 
     Raises:
         ClusterError: On entry: no cluster is configured.
     """
 
     def __init__(
-        self, settings: LeaseSettings, open_client: Callable[[], AbstractAsyncContextManager[LeaseClient]]
+        self, settings: LeaseSettings, open_cluster: Callable[[], AbstractAsyncContextManager[Cluster]]
     ) -> None:
         self._settings = settings
-        self._open_client = open_client
+        self._open_cluster = open_cluster
         self._opened: Future[tuple[asyncio.AbstractEventLoop, LeaderElection]] = Future()
         self._thread = threading.Thread(target=self._live, name="election", daemon=True)
 
@@ -85,6 +85,6 @@ class ElectionThread:
 
     async def _serve(self) -> None:
         self._ended = asyncio.Event()
-        async with self._open_client() as client:
-            self._opened.set_result((asyncio.get_running_loop(), LeaderElection(client, self._settings)))
+        async with self._open_cluster() as cluster:
+            self._opened.set_result((asyncio.get_running_loop(), LeaderElection(cluster, self._settings)))
             await self._ended.wait()

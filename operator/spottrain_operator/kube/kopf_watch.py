@@ -18,16 +18,16 @@ import kopf
 
 from spottrain_api.contract.names import GROUP, PLURAL, VERSION
 from spottrain_operator.kube.api_server import connection_info
-from spottrain_operator.kube.client import Kind, Listing, WatchClient, WatchEvent
+from spottrain_operator.kube.cluster import WatchEvent
 from spottrain_operator.kube.errors import ExpiredError
-from spottrain_operator.kube.resources import Manifest
-from spottrain_operator.kube.watch_client import (
+from spottrain_operator.kube.kubernetes_cluster import (
     CONNECT_SECONDS,
     INACTIVITY_SECONDS,
     PAGE_SIZE,
     READ_SECONDS,
     WATCH_SECONDS,
 )
+from spottrain_operator.kube.resources import Manifest
 
 # The task of a job ends so long after its last event.
 IDLE_SECONDS = 0.1
@@ -40,33 +40,6 @@ RawEvent = Mapping[str, Any]
 """An event as kopf shows it: `object`, and `type`, which is None for what a list holds."""
 LISTED: RawEvent = {"type": "LISTED"}
 """Comes before the events of each list that kopf makes."""
-
-
-class KopfWatch:
-    """Implements WatchClient with kopf's watch of jobs.
-
-    `others` watches the other kinds, and makes all lists.
-
-    A watch of jobs starts with the jobs that there are, from whatever version. Events of different jobs come in any
-    order. A job that is deleted between a list and the start of its watch is not shown: the first write to it finds
-    that out. Nobody writes to a job that is over, so the end of kopf expires the watch: the jobs are listed again.
-    """
-
-    def __init__(self, others: WatchClient) -> None:
-        self._others = others
-
-    async def list_kind(
-        self,
-        kind: Kind,
-        *,
-        namespace: str = "",
-        labels: Mapping[str, str] | None = None,
-        keep: Callable[[Manifest], Manifest] = lambda item: item,
-    ) -> Listing:
-        return await self._others.list_kind(kind, namespace=namespace, labels=labels, keep=keep)
-
-    def watch_kind(self, kind: Kind, version: int) -> AsyncIterator[WatchEvent]:
-        return _watch_jobs() if kind is Kind.JOBS else self._others.watch_kind(kind, version)
 
 
 class JobEvents:
@@ -94,7 +67,16 @@ class JobEvents:
         return WatchEvent(object=found, version=version, deleted=raw["type"] == "DELETED")
 
 
-async def _watch_jobs() -> AsyncIterator[WatchEvent]:
+async def watch_jobs(version: int) -> AsyncIterator[WatchEvent]:
+    """Watch the jobs of all namespaces.
+
+    A watch starts with the jobs that there are, whatever the version. Events of different jobs come in any order. A
+    job that is deleted between a list and the start of its watch is not shown: the first write to it finds that out.
+    Nobody writes to a job that is over, so the end of kopf expires the watch: the jobs are listed again.
+
+    Raises:
+        ExpiredError: kopf has stopped, or has listed the jobs again.
+    """
     loop = asyncio.get_running_loop()
     raw_events: asyncio.Queue[RawEvent | Exception | None] = asyncio.Queue()
     stop = threading.Event()

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Mapping
 
 from spottrain_api.contract.names import LABEL_LEADER
-from spottrain_operator.kube.client import PodLabelClient
+from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.errors import ClusterError
+from spottrain_operator.kube.resources import PODS
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ class LeaderLabel:
     """Keeps the label on the leader's pod, and off the others.
 
     Args:
-        pods: Reads and labels pods.
+        cluster: Where the pods are.
         namespace: That of the operator's pods.
         pod: Name of this process's pod.
         labels: What all of the operator's pods have. Empty: they are unknown, and none is labelled.
@@ -31,14 +32,14 @@ class LeaderLabel:
 
     def __init__(
         self,
-        pods: PodLabelClient,
+        cluster: Cluster,
         *,
         namespace: str,
         pod: str,
         labels: Mapping[str, str],
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        self._pods = pods
+        self._cluster = cluster
         self._namespace = namespace
         self._pod = pod
         self._labels = dict(labels)
@@ -66,11 +67,13 @@ class LeaderLabel:
                 await asyncio.sleep(self._look_seconds)
 
     async def _put(self, *, leads: bool) -> None:
-        for pod in await self._pods.list_pods(self._namespace, labels=self._labels):
+        found = await self._cluster.list(PODS, namespace=self._namespace, labels=self._labels)
+        for pod in found.items:
             meta = pod["metadata"]
             mine = meta["name"] == self._pod
             if not mine and not leads:
                 continue
             wanted = "true" if mine and leads else None
             if meta.get("labels", {}).get(LABEL_LEADER) != wanted:
-                await self._pods.label_pod(self._namespace, meta["name"], labels={LABEL_LEADER: wanted})
+                patch = {"metadata": {"labels": {LABEL_LEADER: wanted}}}
+                await self._cluster.patch(PODS, meta["name"], patch, namespace=self._namespace)

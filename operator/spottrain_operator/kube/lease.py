@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from spottrain_api.contract.names import ANNOTATION_WATCHED
-from spottrain_operator.kube.client import LeaseClient
+from spottrain_operator.kube.cluster import Cluster, write
 from spottrain_operator.kube.errors import ClusterError
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import LEASES, Manifest
 from spottrain_operator.kube.scope import Scope
 
 logger = logging.getLogger(__name__)
@@ -57,9 +57,9 @@ class LeaderElection:
     """
 
     def __init__(
-        self, leases: LeaseClient, settings: LeaseSettings, *, clock: Callable[[], float] = time.monotonic
+        self, cluster: Cluster, settings: LeaseSettings, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._leases = leases
+        self._cluster = cluster
         self._settings = settings
         self._clock = clock
         self._observed: dict[str, tuple[str, float]] = {}  # by namespace: resourceVersion, when it was first seen
@@ -119,12 +119,15 @@ class LeaderElection:
         self.is_leader = False
         settings = self._settings
         try:
-            lease = await self._leases.read_lease(settings.namespace, settings.name)
+            lease = await self._read()
             if lease is not None and lease["spec"].get("holderIdentity") == settings.identity:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
-                await self._leases.write_lease(lease)
+                await write(self._cluster, LEASES, lease)
         except ClusterError as error:
             logger.warning("the lease could not be released; it expires by itself: %s", error)
+
+    async def _read(self) -> Manifest | None:
+        return await self._cluster.get(LEASES, self._settings.name, namespace=self._settings.namespace)
 
     async def _try_to_lead(self, *, only_own: bool = False) -> bool:
         """Try once to lead.
@@ -145,7 +148,7 @@ class LeaderElection:
         patience = settings.renew_deadline_seconds / 3
         try:
             async with asyncio.timeout(patience):
-                lease = await self._leases.read_lease(settings.namespace, settings.name)
+                lease = await self._read()
             if lease is not None and self._has_gone_back(lease):
                 self._holder = ""
                 return False
@@ -155,7 +158,7 @@ class LeaderElection:
                 return False
             sent_at = self._clock()  # others see it later, so that the lease lasts longer for them
             async with asyncio.timeout(patience):
-                written = await self._leases.write_lease(self._mine(lease))
+                written = await write(self._cluster, LEASES, self._mine(lease))
         except (ClusterError, TimeoutError) as error:
             said = str(error) or "no answer"
             logger.warning("the lease %s could not be taken or renewed; retrying: %s", settings.name, said)
@@ -172,11 +175,12 @@ class LeaderElection:
         """
         settings = self._settings
         try:
-            others = [each for each in await self._leases.list_leases(settings.name) if self._rivals(each)]
+            found = await self._cluster.list(LEASES, fields={"metadata.name": settings.name})
         except ClusterError as error:
             logger.warning("the leases of other releases could not be read; retrying: %s", error)
             await self.release()
             return False
+        others = [each for each in found.items if self._rivals(each)]
         if others:
             logger.warning(
                 "the release in the namespace %s leads jobs of %s, and this one is to lead those of %s. Set "

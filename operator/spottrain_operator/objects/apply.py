@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import assert_never
 
 from spottrain_operator.core.model import Action, AnnotatePod, CreatePod, DeleteJob, DeletePod, JobView
-from spottrain_operator.kube.client import ClusterClient
+from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.errors import AlreadyExistsError, NoPoolError, NotAllowedError
-from spottrain_operator.kube.identities import JobKey
+from spottrain_operator.kube.resources import JOBS, PODS
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.placement import DEFAULT_SITE, Site
-from spottrain_operator.objects.pods import JobRef, build_pod
+from spottrain_operator.objects.pods import JobRef, annotate_pod, build_pod
 
 
 async def apply(
-    cluster: ClusterClient, job: JobView, action: Action, *, control: ControlAddress, site: Site = DEFAULT_SITE
+    cluster: Cluster, job: JobView, action: Action, *, control: ControlAddress, site: Site = DEFAULT_SITE
 ) -> None:
     """Do one action. Every action is idempotent: a second time, it changes nothing.
 
@@ -27,11 +27,13 @@ async def apply(
             _check_network(job, site)
             await _create_pod(cluster, job, action, control, site)
         case DeletePod():
-            await cluster.delete_pod(job.namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds)
+            await cluster.delete(
+                PODS, action.name, namespace=job.namespace, uid=action.uid, grace_seconds=action.grace_seconds
+            )
         case AnnotatePod():
-            await cluster.annotate_pod(job.namespace, action.name, uid=action.uid, annotations=action.annotations)
+            await annotate_pod(cluster, job.namespace, action.name, uid=action.uid, annotations=action.annotations)
         case DeleteJob():
-            await cluster.delete_job(JobKey.of_view(job), uid=action.uid)
+            await cluster.delete(JOBS, job.name, namespace=job.namespace, uid=action.uid)
         case _:
             assert_never(action)
 
@@ -46,9 +48,7 @@ def _check_network(job: JobView, site: Site) -> None:
         )
 
 
-async def _create_pod(
-    cluster: ClusterClient, job: JobView, action: CreatePod, control: ControlAddress, site: Site
-) -> None:
+async def _create_pod(cluster: Cluster, job: JobView, action: CreatePod, control: ControlAddress, site: Site) -> None:
     try:
         pod = build_pod(
             JobRef(namespace=job.namespace, name=job.name, uid=job.uid),
@@ -60,7 +60,7 @@ async def _create_pod(
             control=control,
             site=site,
         )
-        await cluster.create_pod(pod)
+        await cluster.create(PODS, pod)
     except AlreadyExistsError:
         return
     except ValueError as error:

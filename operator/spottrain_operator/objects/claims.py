@@ -13,9 +13,9 @@ from datetime import datetime
 from spottrain_api.v1alpha1.status import FINISHED_PHASES
 from spottrain_operator.core.facts.folders import Folder, folder_of
 from spottrain_operator.core.model import JobView, Rival
-from spottrain_operator.kube.client import ClusterClient
+from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.identities import JobKey
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import JOBS, Manifest
 from spottrain_operator.objects.observe import NotUnderstoodError, job_view
 
 
@@ -83,7 +83,7 @@ class RivalFinder:
     Each pass over a job updates its claim.
     """
 
-    def __init__(self, cluster: ClusterClient) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._claims = FolderClaims()
         self._knows_all = False
@@ -91,7 +91,7 @@ class RivalFinder:
     async def rival_of(self, job: JobView) -> Rival | None:
         """The unfinished job that comes first at this job's checkpoint folder; None if that is the job itself."""
         if not self._knows_all:  # a new operator, which may not have passed over the others yet
-            for manifest in await self._cluster.list_jobs():
+            for manifest in (await self._cluster.list(JOBS)).items:
                 self.note(manifest)
             self._knows_all = True
         self._claims.note(job)
@@ -121,7 +121,7 @@ class RivalFinder:
         self._claims.forget(key)
 
     async def _read(self, key: JobKey) -> None:
-        manifest = await self._cluster.get_job(key)
+        manifest = await self._cluster.get(JOBS, key.name, namespace=key.namespace)
         if manifest is None:
             self._claims.forget(key)
         else:

@@ -7,9 +7,9 @@ import logging
 
 from spottrain_api import crd
 from spottrain_api.contract.names import VERSION
-from spottrain_operator.kube.client import DefinitionClient
+from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.errors import ClusterError
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import DEFINITIONS, Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ APPLY_CRD = (
 )
 
 
-async def warn_of_other_definitions(client: DefinitionClient) -> None:
+async def warn_of_other_definitions(cluster: Cluster) -> None:
     """Log what is wrong with the cluster's CRDs.
 
     An older CRD drops the fields that it doesn't know from specs and statuses, without a word. If the CRDs can't be
@@ -28,7 +28,7 @@ async def warn_of_other_definitions(client: DefinitionClient) -> None:
     """
     for name in crd.definitions():
         try:
-            found = await client.read_definition(name)
+            found = await cluster.get(DEFINITIONS, name)
         except ClusterError as error:
             logger.debug("the CRD %s can't be read: %s", name, error)
             continue

@@ -11,9 +11,9 @@ from uuid import uuid4
 
 from spottrain_api.contract.names import API_VERSION, KIND
 from spottrain_operator.core.model import Event
-from spottrain_operator.kube.client import ClusterClient
+from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.errors import ClusterError
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import EVENTS, Manifest
 from spottrain_runtime.wording import one_line
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class EventRecorder:
     in the operator's log alone, because no decision depends on it.
     """
 
-    def __init__(self, cluster: ClusterClient) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._written: OrderedDict[tuple[str, Event], float] = OrderedDict()
 
@@ -43,7 +43,7 @@ class EventRecorder:
         level = logging.WARNING if event.type == "Warning" else logging.INFO
         logger.log(level, "%s: %s: %s", job["metadata"]["name"], event.reason, one_line(event.message, most=1000))
         try:
-            await self._cluster.create_event(_manifest(job, event))
+            await self._cluster.create(EVENTS, _manifest(job, event))
         except ClusterError as error:  # as in a namespace that is being deleted
             logger.warning("%s: the event %s is in this log alone: %s", job["metadata"]["name"], event.reason, error)
         self._written[key] = time.monotonic()
@@ -84,3 +84,20 @@ def _manifest(job: Manifest, event: Event) -> Manifest:
         "reportingComponent": f"spottrain.dev/{COMPONENT}",
         "reportingInstance": instance,
     }
+
+
+async def events_about(cluster: Cluster, namespace: str, *, uid: str) -> list[Manifest]:
+    """The events about the object with this uid, the newest last."""
+    found = await cluster.list(EVENTS, namespace=namespace, fields={"involvedObject.uid": uid})
+    return sorted(found.items, key=_happened_at)
+
+
+def _happened_at(event: Manifest) -> str:
+    """Time at which an event was seen last, as text that sorts.
+
+    Repeated events are one object.
+    """
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("eventTime"), event.get("lastTimestamp"))
+    text = next((time for time in times if time), event["metadata"]["creationTimestamp"])
+    return str(text).removesuffix("Z")

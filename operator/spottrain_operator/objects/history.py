@@ -15,10 +15,10 @@ from datetime import datetime
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND, HistoryPoint, thin_out
 from spottrain_api.v1alpha1.status import TrainingJobStatus
-from spottrain_operator.kube.client import HistoryClient
+from spottrain_operator.kube.cluster import Cluster, write
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import HISTORIES, Manifest
 from spottrain_operator.objects.observe import owned_by
 
 logger = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ class HistoryKeeper:
     history of a day has hundreds.
     """
 
-    def __init__(self, histories: HistoryClient, *, write_seconds: float = WRITE_SECONDS) -> None:
-        self._histories = histories
+    def __init__(self, cluster: Cluster, *, write_seconds: float = WRITE_SECONDS) -> None:
+        self._cluster = cluster
         self._write_seconds = write_seconds
 
     async def keep(self, job: Manifest, course: Course, status: TrainingJobStatus, now: datetime) -> None:
@@ -81,7 +81,7 @@ class HistoryKeeper:
         """Add the points that are yet to be written to those that are stored."""
         uid, unwritten = job["metadata"]["uid"], course.unwritten
         points: list[HistoryPoint] = []
-        stored = await self._histories.read_history(key)
+        stored = await self._cluster.get(HISTORIES, key.name, namespace=key.namespace)
         if stored is not None:
             if not owned_by(stored, uid):
                 # Kubernetes deletes that of an earlier job of this name.
@@ -106,7 +106,7 @@ class HistoryKeeper:
         }
         if stored is not None:
             new["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
-        await self._histories.write_history(new)
+        await write(self._cluster, HISTORIES, new)
         course.unwritten = ()
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID, LABEL_MANAGED_BY, MANAGED_BY
-from spottrain_operator.kube.client import NetworkPolicyClient
+from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.errors import AlreadyExistsError, RefusedError
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import NETWORK_POLICIES, Manifest
 from spottrain_operator.kube.retry import Retry
 
 logger = logging.getLogger(__name__)
@@ -63,14 +63,14 @@ class Isolation:
     It changes and deletes none: who deletes one means it. While one is refused, the job runs without.
     """
 
-    def __init__(self, policies: NetworkPolicyClient) -> None:
-        self._policies = policies
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
 
     async def isolate(self, job: Manifest, state: IsolationState, now: datetime) -> None:
         if state.is_done or not state.retry.is_due(now):
             return
         try:
-            await self._policies.create_network_policy(network_policy(job))
+            await self._cluster.create(NETWORK_POLICIES, network_policy(job))
         except AlreadyExistsError:
             pass
         except RefusedError as error:

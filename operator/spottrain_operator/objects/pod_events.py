@@ -15,11 +15,12 @@ from spottrain_api.contract.conditions import WaitingReason
 from spottrain_operator.core.model import CANNOT_START, PodView
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing, after, seconds_between
 from spottrain_operator.core.words.scheduling import UNSEEN
-from spottrain_operator.kube.client import ClusterClient
+from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.kube.limits import is_urgent
 from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.objects.events import events_about
 from spottrain_operator.objects.observe import quoted
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class PodEvents:
     What keeps it from starting usually blocks its siblings, too. Of each pod, it keeps since when it can't start.
     """
 
-    def __init__(self, cluster: ClusterClient, timing: Timing = DEFAULT_TIMING) -> None:
+    def __init__(self, cluster: Cluster, timing: Timing = DEFAULT_TIMING) -> None:
         self._timing = timing
         self._cluster = cluster
 
@@ -80,7 +81,7 @@ class PodEvents:
         if is_new or is_urgent.get():
             return answer.events
         try:
-            events: Sequence[Manifest] = await self._cluster.events_about(key.namespace, uid=pod.uid)
+            events: Sequence[Manifest] = await events_about(self._cluster, key.namespace, uid=pod.uid)
         except ClusterError as error:
             logger.warning("%s: the events of its pod %s can't be read: %s", key, pod.name, error)
             events = answer.events

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spottrain_api.contract.assignments import CapacityType
@@ -31,7 +32,8 @@ from spottrain_api.contract.names import (
 from spottrain_api.v1alpha1.pod_template import PodTemplate
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.facts.pools import pool_hash
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.cluster import Cluster
+from spottrain_operator.kube.resources import PODS, Manifest
 from spottrain_operator.objects.containers import beside, needs_tmp, trainer
 from spottrain_operator.objects.control_address import CONTROL_FILES, ControlAddress
 from spottrain_operator.objects.networks import preset_of
@@ -201,3 +203,15 @@ def _shared_memory(spec: TrainingJobSpec) -> Manifest:
     limit = spec.resources.limits.get("memory") if spec.resources is not None else None
     size = spec.pod_template.shm_size or limit
     return {"medium": "Memory"} | ({"sizeLimit": size} if size else {})
+
+
+async def annotate_pod(
+    cluster: Cluster, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
+) -> Manifest | None:
+    """Set annotations of a pod, or remove them (None).
+
+    Returns:
+        The pod, or None if it is gone.
+    """
+    patch = {"metadata": {"annotations": dict(annotations)}}
+    return await cluster.patch(PODS, name, patch, namespace=namespace, uid=uid)

@@ -1,4 +1,4 @@
-"""A ClusterClient that reads from caches and sees its own writes at once.
+"""A Cluster that reads jobs, pods and nodes from caches, and sees its own writes at once.
 
 Lists and watches fill the caches.
 """
@@ -9,15 +9,15 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
-from spottrain_api.contract.names import LABEL_JOB
+from spottrain_api.contract.names import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_operator.kube.cache import Change, ObjectCache
-from spottrain_operator.kube.client import ClusterClient, Kind, WatchClient, is_gone
+from spottrain_operator.kube.cluster import ALL, Cluster, Fields, Keep, Labels, Listing, WatchEvent, as_it_is, is_gone
 from spottrain_operator.kube.errors import AlreadyExistsError, ClusterError, ExpiredError, RefusedError
 from spottrain_operator.kube.identities import JobKey
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import JOBS, NODES, PODS, Manifest, Resource
 from spottrain_operator.objects.kept_away import TAINTED, node_indices
 from spottrain_operator.objects.observe import sequence_of
 from spottrain_operator.objects.trimmed import pod_indices, trimmed_job, trimmed_node, trimmed_pod
@@ -28,15 +28,20 @@ FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 5.0
 # A watch that ends sooner and shows nothing counts as failed.
 SHORTEST_WATCH_SECONDS = 1.0
+# What the caches hold. A pod that names no job, or an empty one, is somebody else's.
+OURS: Labels = {LABEL_MANAGED_BY: MANAGED_BY, LABEL_JOB: None}
+WATCHED: Mapping[Resource, Labels] = {NODES: ALL, JOBS: ALL, PODS: OURS}
 
-OnChange = Callable[[Kind, Change], None]
+OnChange = Callable[[Resource, Change], None]
+Watch = Callable[[int], AsyncIterator[WatchEvent]]
+"""Watches a resource from a version on."""
 Answer = TypeVar("Answer")
 SpecVersion = tuple[str, int]
 """A job's uid, and the generation of its metadata."""
 
 
 class WatchedCluster:
-    """Implements ClusterClient.
+    """Implements Cluster.
 
     The answer to a write goes into the caches before the call returns, so that a pass never decides on what it has
     changed itself. If a write fails, nobody knows whether it took effect: the next pass over its job reads afresh. So
@@ -48,23 +53,23 @@ class WatchedCluster:
     leaves out the fields that the change has added.
 
     Args:
-        cluster: Writes, and reads what no cache holds.
-        watches: Fills the caches.
+        cluster: Fills the caches, writes, and reads what no cache holds.
         on_change: Called with each change, except about the status that this client writes itself.
+        watch_jobs: Watches the jobs in the cluster's place.
     """
 
-    def __init__(self, cluster: ClusterClient, watches: WatchClient, on_change: OnChange) -> None:
+    def __init__(self, cluster: Cluster, on_change: OnChange, *, watch_jobs: Watch | None = None) -> None:
         self._cluster = cluster
-        self._watches = watches
-
         self._on_change = on_change
+        self._watch_jobs = watch_jobs
 
         # kopf has a queue for each job.
         self._jobs = ObjectCache(trim=trimmed_job, on_change=self._job_changed, ordered=False)
         self._pods = ObjectCache(trim=trimmed_pod, index=pod_indices, on_change=self._pod_changed)
         self._nodes = ObjectCache(
-            trim=trimmed_node, index=node_indices, on_change=lambda change: on_change(Kind.NODES, change)
+            trim=trimmed_node, index=node_indices, on_change=lambda change: on_change(NODES, change)
         )
+        self._caches = {NODES: self._nodes, JOBS: self._jobs, PODS: self._pods}
         self._unsure_jobs: set[JobKey] = set()
         self._unsure_pods: set[JobKey] = set()
         self._specs: dict[JobKey, tuple[SpecVersion, Manifest]] = {}
@@ -77,22 +82,53 @@ class WatchedCluster:
 
         `is_synced` is set once each cache has a first list.
         """
-        caches = {Kind.NODES: self._nodes, Kind.JOBS: self._jobs, Kind.PODS: self._pods}
-        synced = [asyncio.Event() for _ in caches]
+        synced = {resource: asyncio.Event() for resource in self._caches}
 
         async def wait() -> None:
-            for each in synced:
+            for each in synced.values():
                 await each.wait()
             self._is_synced = True
             is_synced.set()
 
-        await asyncio.gather(
-            wait(),
-            *(
-                _follow(self._watches, kind, cache, event)
-                for (kind, cache), event in zip(caches.items(), synced, strict=True)
-            ),
-        )
+        await asyncio.gather(wait(), *(self._follow(resource, event) for resource, event in synced.items()))
+
+    async def _follow(self, resource: Resource, is_synced: asyncio.Event) -> None:
+        """List once, then watch.
+
+        Each watch continues from the end of the last one. If the server no longer knows that version, list again.
+        """
+        cache = self._caches[resource]
+        version: int | None = None
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            begun, before = time.monotonic(), version
+            try:
+                if version is None:
+                    version = await self._fill(resource)
+                    is_synced.set()
+                async for event in self.watch(resource, version, labels=WATCHED[resource]):
+                    cache.apply(event)
+                    version = event.version
+            except ExpiredError as error:
+                logger.info("the %s are listed again: %s", resource, error)
+                version = None
+            except ClusterError as error:
+                logger.warning("the %s can't be watched; retrying: %s", resource, error)
+                await asyncio.sleep(error.retry_after or 0.0)
+            if version != before or time.monotonic() - begun > SHORTEST_WATCH_SECONDS:
+                pause = FIRST_PAUSE_SECONDS
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    async def _fill(self, resource: Resource) -> int:
+        """Take a list, and return its version.
+
+        Nothing else of it is kept: it may hold thousands of objects.
+        """
+        cache = self._caches[resource]
+        listing = await self._cluster.list(resource, labels=WATCHED[resource], keep=cache.trim)
+        cache.replace_all(listing)
+        return listing.version
 
     def jobs_on(self, node: str) -> set[JobKey]:
         """The jobs that have a pod on the node."""
@@ -112,25 +148,70 @@ class WatchedCluster:
 
     # --- reads --------------------------------------------------------------------------------------------
 
-    async def get_job(self, key: JobKey) -> Manifest | None:
+    async def get(self, resource: Resource, name: str, *, namespace: str = "") -> Manifest | None:
+        """Return an object, from the cache if it holds it.
+
+        Others are read: a pod may have been seen before its node.
+        """
+        if resource == JOBS:
+            return await self._job(JobKey(namespace, name))
+        cached = self._nodes.get(("", name)) if resource == NODES else None
+        return cached if cached is not None else await self._cluster.get(resource, name, namespace=namespace)
+
+    async def list(
+        self,
+        resource: Resource,
+        *,
+        namespace: str = "",
+        labels: Labels = ALL,
+        fields: Fields = ALL,
+        keep: Keep = as_it_is,
+    ) -> Listing:
+        """List all jobs, or the pods with a job's label in a namespace, from the caches. Other lists are read."""
+        job = labels.get(LABEL_JOB)
+        if resource == PODS and namespace and job and not fields:
+            pods = await self._pods_of(JobKey(namespace, job), labels)
+            return Listing(items=map(keep, pods), version=self._pods.version)
+        if resource == JOBS and not (namespace or labels or fields):
+            return Listing(items=map(keep, self._jobs.all()), version=self._jobs.version)
+        return await self._cluster.list(resource, namespace=namespace, labels=labels, fields=fields, keep=keep)
+
+    def watch(self, resource: Resource, version: int, *, labels: Labels = ALL) -> AsyncIterator[WatchEvent]:
+        if resource == JOBS and self._watch_jobs is not None:
+            return self._watch_jobs(version)
+        return self._cluster.watch(resource, version, labels=labels)
+
+    async def _job(self, key: JobKey) -> Manifest | None:
         """Return the job, from the cache if it holds it.
 
         Others are read: the pods of a job that is gone are deleted, and they may have been seen before the job.
         """
-        cached = self._jobs.get((key.namespace, key.name))
+        cached = self._jobs.get(key)
         if cached is not None and key not in self._unsure_jobs:
             version, spec = self._specs.get(key, (None, None))
             return cached | {"spec": spec} if _spec_version(cached) == version else cached
-        job = await self._cluster.get_job(key)
+        job = await self._cluster.get(JOBS, key.name, namespace=key.namespace)
         self._unsure_jobs.discard(key)
         if job is not None:
             if job.get("status"):
                 self._unsure_pods.add(key)  # it counts pods that the watch may not have shown
             self._specs[key] = (_spec_version(job), job.get("spec", {}))
             self._jobs.written(job, report=False)
-        elif (known := self._jobs.get((key.namespace, key.name))) is not None:
-            self._jobs.deleted((key.namespace, key.name), known["metadata"]["uid"])
+        elif (known := self._jobs.get(key)) is not None:
+            self._jobs.deleted(key, known["metadata"]["uid"])
         return trimmed_job(job) if job is not None else None
+
+    async def _pods_of(self, key: JobKey, labels: Labels) -> Iterable[Manifest]:
+        """The pods of a job with these labels."""
+        index = (LABEL_JOB, *key)
+        if key in self._unsure_pods:
+            listing = await self._cluster.list(
+                PODS, namespace=key.namespace, labels={**OURS, LABEL_JOB: key.name}, keep=trimmed_pod
+            )
+            self._unsure_pods.discard(key)
+            self._pods.read(index, listing)
+        pods = self._pods.found_by(index)
+        return [pod for pod in pods if labels.items() <= pod["metadata"]["labels"].items()]
 
     def _job_changed(self, change: Change) -> None:
         job = change.after or change.before
@@ -147,52 +228,48 @@ class WatchedCluster:
             self._unsure_jobs.add(key)
         if change.before is not None and _last_sequence(job) > _last_sequence(change.before):
             self._unsure_pods.add(key)
-        self._on_change(Kind.JOBS, change)
+        self._on_change(JOBS, change)
 
     def _pod_changed(self, change: Change) -> None:
         if change.before is None and change.after is not None:
             key = job_of(change.after)
-            job = self._jobs.get((key.namespace, key.name))
+            job = self._jobs.get(key)
             if job is not None and sequence_of(change.after) > _last_sequence(job):
                 self._unsure_jobs.add(key)
-        self._on_change(Kind.PODS, change)
-
-    async def list_jobs(self) -> Iterable[Manifest]:
-        return self._jobs.all()
-
-    async def list_pods(self, namespace: str, *, labels: dict[str, str]) -> list[Manifest]:
-        key = JobKey(namespace=namespace, name=labels[LABEL_JOB])
-        index = (LABEL_JOB, namespace, key.name)
-        if key in self._unsure_pods:
-            listing = await self._watches.list_kind(
-                Kind.PODS, namespace=namespace, labels={LABEL_JOB: key.name}, keep=trimmed_pod
-            )
-            self._unsure_pods.discard(key)
-            self._pods.read(index, listing)
-        pods = self._pods.found_by(index)
-        return [pod for pod in pods if labels.items() <= pod["metadata"]["labels"].items()]
-
-    async def get_nodes(self, names: Collection[str]) -> list[Manifest]:
-        """Return the nodes, from the cache if it holds them.
-
-        Others are read: a pod may have been seen before its node.
-        """
-        cached = {name: node for name in sorted(set(names)) if (node := self._nodes.get(("", name))) is not None}
-        missing = set(names) - cached.keys()
-        read = await self._cluster.get_nodes(missing) if missing else []
-        return [*cached.values(), *read]
-
-    async def events_about(self, namespace: str, *, uid: str) -> list[Manifest]:
-        return await self._cluster.events_about(namespace, uid=uid)
+        self._on_change(PODS, change)
 
     # --- writes -------------------------------------------------------------------------------------------
 
-    async def replace_job_status(self, job: Manifest) -> Manifest:
-        key = JobKey.of(job)
+    async def create(self, resource: Resource, manifest: Manifest) -> Manifest:
+        if resource != PODS:
+            return await self._cluster.create(resource, manifest)
+        answer = await _or_unsure(self._cluster.create(PODS, manifest), self._unsure_pods, job_of(manifest))
+        self._pods.written(answer)
+        return answer
+
+    async def patch(
+        self, resource: Resource, name: str, patch: Manifest, *, namespace: str = "", uid: str = ""
+    ) -> Manifest | None:
+        patching = self._cluster.patch(resource, name, patch, namespace=namespace, uid=uid)
+        if resource != PODS:
+            return await patching
+        key = JobKey.of_pod(namespace, name)
+        answer = await _or_unsure(patching, self._unsure_pods, key)
+        if answer is None:
+            self._unsure_pods.add(key)
+        else:
+            self._pods.written(answer)
+        return answer
+
+    async def replace(self, resource: Resource, manifest: Manifest, *, subresource: str = "") -> Manifest:
+        replacing = self._cluster.replace(resource, manifest, subresource=subresource)
+        if resource != JOBS:
+            return await replacing
+        key = JobKey.of(manifest)
         self._meanwhile[key] = None
         written = None
         try:
-            answer = await _or_unsure(self._cluster.replace_job_status(job), self._unsure_jobs, key)
+            answer = await _or_unsure(replacing, self._unsure_jobs, key)
             self._jobs.written(answer, report=False)
             written = trimmed_job(answer)
             return answer
@@ -203,20 +280,15 @@ class WatchedCluster:
             if shown is not None and not is_own and (shown.before or shown.after):
                 self._job_changed(shown)
 
-    async def delete_job(self, key: JobKey, *, uid: str) -> None:
-        self._unsure_jobs.add(key)  # the answer doesn't say whether it is gone
-        await self._cluster.delete_job(key, uid=uid)
-
-    async def create_pod(self, pod: Manifest) -> Manifest:
-        answer = await _or_unsure(self._cluster.create_pod(pod), self._unsure_pods, job_of(pod))
-        self._pods.written(answer)
-        return answer
-
-    async def delete_pod(
-        self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    async def delete(
+        self, resource: Resource, name: str, *, namespace: str = "", uid: str, grace_seconds: int | None = None
     ) -> Manifest | None:
+        deleting = self._cluster.delete(resource, name, namespace=namespace, uid=uid, grace_seconds=grace_seconds)
+        if resource == JOBS:
+            self._unsure_jobs.add(JobKey(namespace, name))  # the answer doesn't say whether it is gone
+        if resource != PODS:
+            return await deleting
         key = JobKey.of_pod(namespace, name)
-        deleting = self._cluster.delete_pod(namespace, name, uid=uid, grace_seconds=grace_seconds)
         answer = await _or_unsure(deleting, self._unsure_pods, key)
         if answer is None:
             self._unsure_pods.add(key)
@@ -225,21 +297,6 @@ class WatchedCluster:
         else:
             self._pods.written(answer)
         return answer
-
-    async def annotate_pod(
-        self, namespace: str, name: str, *, uid: str, annotations: Mapping[str, str | None]
-    ) -> Manifest | None:
-        key = JobKey.of_pod(namespace, name)
-        annotating = self._cluster.annotate_pod(namespace, name, uid=uid, annotations=annotations)
-        answer = await _or_unsure(annotating, self._unsure_pods, key)
-        if answer is None:
-            self._unsure_pods.add(key)
-        else:
-            self._pods.written(answer)
-        return answer
-
-    async def create_event(self, event: Manifest) -> None:
-        await self._cluster.create_event(event)
 
 
 def _spec_version(job: Manifest) -> SpecVersion:
@@ -269,41 +326,3 @@ async def _or_unsure(writing: Awaitable[Answer], unsure: set[JobKey], key: JobKe
     except (AlreadyExistsError, ClusterError, asyncio.CancelledError):
         unsure.add(key)
         raise
-
-
-async def _list(watches: WatchClient, kind: Kind, cache: ObjectCache) -> int:
-    """Take a list, and return its version.
-
-    Nothing else of it is kept: it may hold thousands of objects.
-    """
-    listing = await watches.list_kind(kind, keep=cache.trim)
-    cache.replace_all(listing)
-    return listing.version
-
-
-async def _follow(watches: WatchClient, kind: Kind, cache: ObjectCache, is_synced: asyncio.Event) -> None:
-    """List once, then watch.
-
-    Each watch continues from the end of the last one. If the server no longer knows that version, list again.
-    """
-    version: int | None = None
-    pause = FIRST_PAUSE_SECONDS
-    while True:
-        begun, before = time.monotonic(), version
-        try:
-            if version is None:
-                version = await _list(watches, kind, cache)
-                is_synced.set()
-            async for event in watches.watch_kind(kind, version):
-                cache.apply(event)
-                version = event.version
-        except ExpiredError as error:
-            logger.info("the %s are listed again: %s", kind, error)
-            version = None
-        except ClusterError as error:
-            logger.warning("the %s can't be watched; retrying: %s", kind, error)
-            await asyncio.sleep(error.retry_after or 0.0)
-        if version != before or time.monotonic() - begun > SHORTEST_WATCH_SECONDS:
-            pause = FIRST_PAUSE_SECONDS
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(2 * pause, MAX_PAUSE_SECONDS)

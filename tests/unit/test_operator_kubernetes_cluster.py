@@ -1,4 +1,4 @@
-"""Lists and watches of an API server that refuses, or that shows large objects."""
+"""What a real API server is asked, within which limits, and what its answers mean."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from memory_cluster import MemoryCluster
 from spottrain_api.contract.names import LABEL_JOB
-from spottrain_operator.kube import watch_client
-from spottrain_operator.kube.client import Kind
+from spottrain_operator.kube import kubernetes_cluster
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey
-from spottrain_operator.kube.resources import Manifest
-from spottrain_operator.kube.watch_client import KubernetesWatch
-from spottrain_operator.objects.watched_cluster import WatchedCluster
+from spottrain_operator.kube.kubernetes_cluster import KubernetesCluster
+from spottrain_operator.kube.limits import DEFAULT_LIMITS, ClientLimits
+from spottrain_operator.kube.resources import EVENTS, JOBS, LEASES, NODES, PODS, SECRETS, TOKEN_REVIEWS, Manifest
+from spottrain_operator.objects.watched_cluster import OURS, WatchedCluster
 
 EMPTY = {"metadata": {"resourceVersion": "7"}, "items": []}
 
 
 @asynccontextmanager
-async def watching(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[KubernetesWatch]:
+async def watching(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]], limits: ClientLimits = DEFAULT_LIMITS
+) -> AsyncIterator[KubernetesCluster]:
     """The client of an API server with these answers."""
     application = web.Application()
-    application.router.add_get("/{path:.*}", answer)
+    application.router.add_route("*", "/{path:.*}", answer)
     async with TestServer(application) as server:
         info = kopf.ConnectionInfo(server=str(server.make_url("")))
-        async with KubernetesWatch(lambda: info) as watches:
+        async with KubernetesCluster(limits, connect=lambda: info) as watches:
             yield watches
 
 
@@ -50,15 +51,37 @@ async def test_lists_are_repeated_after_the_time_that_the_api_server_asks_for() 
 
     async with watching(answer) as watches:
         with pytest.raises(ClusterError, match="429: too many requests") as refusal:
-            await watches.list_kind(Kind.NODES)
+            await watches.list(NODES)
         assert refusal.value.retry_after == 1.0
         asked_at.clear()
         synced = asyncio.Event()
-        following = asyncio.create_task(WatchedCluster(MemoryCluster(), watches, lambda *_: None).follow(synced))
+        following = asyncio.create_task(WatchedCluster(watches, lambda *_: None).follow(synced))
         await asyncio.wait_for(synced.wait(), 20)
         following.cancel()
     assert len(asked_at) == 3
     assert all(second - first >= 1.0 for first, second, *_ in asked_at.values())
+
+
+async def test_the_lease_the_secret_and_the_caches_wait_for_no_limit_and_reviews_for_their_own() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(EMPTY)
+
+    async with watching(answer, ClientLimits(qps=1e-9, burst=1)) as cluster:
+        await cluster.get(JOBS, "gpt", namespace="team")
+        limited = [
+            asyncio.create_task(request)
+            for request in (cluster.get(PODS, "gpt-1", namespace="team"), cluster.list(EVENTS, namespace="team"))
+        ]
+        for resource in (LEASES, SECRETS):
+            await cluster.get(resource, "one", namespace="system")
+        for resource in (JOBS, NODES, PODS):
+            await cluster.list(resource)
+        await cluster.create(TOKEN_REVIEWS, {})
+        limited.append(asyncio.create_task(cluster.get_raw("/openid/v1/jwks")))
+        done, waiting = await asyncio.wait(limited, timeout=0.05)
+        assert not done
+        for each in waiting:
+            each.cancel()
 
 
 def pod(job: str, version: int, value: str = "") -> Manifest:
@@ -80,11 +103,11 @@ async def test_pods_are_selected_by_the_operators_label_and_by_a_job() -> None:
         return web.json_response(EMPTY)
 
     async with watching(answer) as watches:
-        await watches.list_kind(Kind.NODES)
-        await watches.list_kind(Kind.PODS)
-        await watches.list_kind(Kind.PODS, namespace="team", labels={LABEL_JOB: "gpt"})
+        await watches.list(NODES)
+        await watches.list(PODS, labels=OURS)
+        await watches.list(PODS, namespace="team", labels={**OURS, LABEL_JOB: "gpt"})
     of_jobs = "app.kubernetes.io/managed-by=spottrain,spottrain.dev/job,spottrain.dev/job!="
-    assert asked == [None, of_jobs, f"{of_jobs},spottrain.dev/job=gpt"]
+    assert asked == [None, of_jobs, "app.kubernetes.io/managed-by=spottrain,spottrain.dev/job=gpt"]
 
 
 @asynccontextmanager
@@ -113,7 +136,7 @@ async def watched(pods: list[Manifest]) -> AsyncIterator[WatchedCluster]:
         return web.json_response({"metadata": {"resourceVersion": version}, "items": listed})
 
     async with watching(answer) as watches:
-        cluster = WatchedCluster(MemoryCluster(), watches, lambda *_: None)
+        cluster = WatchedCluster(watches, lambda *_: None)
         following = asyncio.create_task(cluster.follow(asyncio.Event()))
         try:
             yield cluster
@@ -134,13 +157,13 @@ async def test_the_largest_pod_that_etcd_holds_is_watched_and_takes_little_memor
     assert len(line(largest)) > 9 * 2**20
     async with watched([largest]) as cluster:
         await until_known(cluster, "large")
-        [kept] = await cluster.list_pods("team", labels={LABEL_JOB: "large"})
+        [kept] = (await cluster.list(PODS, namespace="team", labels={LABEL_JOB: "large"})).items
     assert len(json.dumps(kept)) < 1000
 
 
 async def test_a_pod_that_is_too_large_for_a_watch_is_listed_and_hides_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watch_client, "MAX_LINE_BYTES", 2**16)
+    monkeypatch.setattr(kubernetes_cluster, "MAX_LINE_BYTES", 2**16)
     async with watched([pod("large", 8, "<" * 2**16), pod("gpt", 9)]) as cluster:
         await until_known(cluster, "large", "gpt")
