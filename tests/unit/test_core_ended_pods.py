@@ -104,3 +104,25 @@ def test_a_pod_whose_trainer_has_ended_is_deleted_and_containers_that_run_have_t
     scene = failed(training_job(), FailureReason.LOST_PEER).pod(4, **ended).decided().later(6)
     deleted = [action for action in scene.plan().actions if isinstance(action, DeletePod)]
     assert [(action.name, action.grace_seconds) for action in deleted] == [("job-4", grace)]
+
+
+FOUND_DEAD = [
+    {"exit_code": 255, "exit_reason": "Unknown"},
+    {"exit_code": 128, "exit_reason": "Unknown"},
+    {"exit_code": 137, "exit_reason": "ContainerStatusUnknown"},
+]
+
+
+def after_its_peers(scene: Scene) -> Scene:
+    return failed(scene, FailureReason.LOST_PEER).says(4, phase=AgentPhase.RUNNING, failure=None)
+
+
+@pytest.mark.parametrize("ended", FOUND_DEAD, ids=str)
+@pytest.mark.parametrize("change", [lambda s: s, after_its_peers], ids=["at once", "after its peers"])
+def test_a_container_that_its_kubelet_finds_dead_counts_as_lost(change: Change, ended: dict[str, Any]) -> None:
+    """As after a reboot of the node, or a restart of its container runtime."""
+    scene = change(training_job()).pod(4, phase="Failed", **ended).decided().later(6)
+    for sequence in (1, 2, 3):
+        scene = scene.says(sequence, phase=AgentPhase.STOPPED)
+    plan = scene.plan()
+    assert (plan.status.failures, plan.status.preemptions) == (0, 1)

@@ -197,9 +197,10 @@ def _data_loader(
     if data.num_workers is None and not num_workers:  # they are for the worker that may follow
         options = {name: value for name, value in options.items() if name not in _OF_WORKERS}
     if data.num_workers is None and num_workers:
-        # Forked: other start methods run the script's main module again, which is written for a rank.
-        options = {"timeout": FIRST_BATCH_SECONDS, "multiprocessing_context": "fork", **options}
+        options = {"timeout": FIRST_BATCH_SECONDS, **options}
     if num_workers:
+        # Other start methods run the script's main module again, which is written for a rank.
+        options.setdefault("multiprocessing_context", "fork")
         options["worker_init_fn"] = StartWorker(options.get("worker_init_fn"))
     return DataLoader(
         fetched,

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from spottrain.loop.session import Session
 from spottrain.world.failures import Drained, UserError, as_user_errors, failure_of
 from spottrain.world.launch import Launch
+from spottrain.world.one_session import owned_by_this_process, refuse_in_child
 from spottrain.world.progress import ProgressReporter
 from spottrain_api.contract.configuration import TrainerConfig
 from spottrain_api.contract.names import ENV_NAMESPACE, ENV_POD_NAME
@@ -67,6 +68,7 @@ def session(
         ...     print(f"rank {session.rank} of {session.world_size}")
         rank 0 of 1
     """
+    _refuse_in_child()
     launch = Launch.from_environment()
     reporter = ProgressReporter(
         launch.run_dir,
@@ -74,7 +76,7 @@ def session(
         generation=launch.generation,
         peak_memory=launch.peak_memory,
     )
-    with _reported(reporter, launch.rank):
+    with owned_by_this_process(), _reported(reporter, launch.rank):
         with as_user_errors():
             config = launch.read_config() or TrainerConfig.model_validate(
                 {
@@ -108,6 +110,15 @@ def session(
             raise
         if os.getpid() == pid:  # a process that the script forks may leave the block, too
             current.end(OutcomeKind.SUCCEEDED)
+
+
+def _refuse_in_child() -> None:
+    """End a child of a rank that opens a session, with a sentence. A report would be taken for the rank's own."""
+    try:
+        refuse_in_child()
+    except UserError as error:
+        logs.say(logger, str(error))
+        raise SystemExit(1) from None
 
 
 @contextmanager

@@ -20,6 +20,9 @@ from spottrain_operator.core.words.pods import ended_sentence
 
 # Exit codes of containers that were killed from outside (SIGKILL, SIGTERM), or that left when asked to.
 _KILLED = frozenset({None, 0, 137, 143})
+# Reasons of containers that the kubelet found dead, after its node rebooted or its container runtime was restarted.
+# Their exit codes are made up: containerd's is 255, the kubelet's own 137, older ones' 128.
+_FOUND_DEAD = frozenset({"Unknown", "ContainerStatusUnknown"})
 
 
 class MemberState(StrEnum):
@@ -194,6 +197,8 @@ def killed(pod: PodView) -> bool:
     """Whether a finished pod was ended from outside rather than by its own program."""
     if pod.disruption is not None or pod.kubelet_reason is not None:
         return not pod.exceeded_limits
+    if pod.exit_reason in _FOUND_DEAD:
+        return True
     return pod.exit_code in _KILLED and pod.exit_reason != "OOMKilled"
 
 
