@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -59,28 +59,16 @@ class MemoryCluster:
     def __init__(self) -> None:
         self.before: list[Hook] = []
         self.after: list[Hook] = []
-        self.jobs: dict[Key, Manifest] = {}
-        self.pods: dict[Key, Manifest] = {}
-        self.leases: dict[Key, Manifest] = {}
-        self.secrets: dict[Key, Manifest] = {}
-        self.histories: dict[Key, Manifest] = {}
-        self.network_policies: dict[Key, Manifest] = {}
-        self.nodes: dict[str, Manifest] = {}
-        self.namespaces: dict[str, Manifest] = {}
-        self.other_definitions: dict[str, Manifest] = {}
-        self._events: dict[Key, Manifest] = {}
-        self._objects: dict[Resource, dict[Any, Manifest]] = {
-            JOBS: self.jobs,
-            PODS: self.pods,
-            LEASES: self.leases,
-            SECRETS: self.secrets,
-            HISTORIES: self.histories,
-            NETWORK_POLICIES: self.network_policies,
-            NODES: self.nodes,
-            NAMESPACES: self.namespaces,
-            DEFINITIONS: self.other_definitions,
-            EVENTS: self._events,
-        }
+        self._objects: dict[Resource, dict[Any, Manifest]] = defaultdict(dict)
+        self.jobs: dict[Key, Manifest] = self._objects[JOBS]
+        self.pods: dict[Key, Manifest] = self._objects[PODS]
+        self.leases: dict[Key, Manifest] = self._objects[LEASES]
+        self.secrets: dict[Key, Manifest] = self._objects[SECRETS]
+        self.histories: dict[Key, Manifest] = self._objects[HISTORIES]
+        self.network_policies: dict[Key, Manifest] = self._objects[NETWORK_POLICIES]
+        self.nodes: dict[str, Manifest] = self._objects[NODES]
+        self.namespaces: dict[str, Manifest] = self._objects[NAMESPACES]
+        self.other_definitions: dict[str, Manifest] = self._objects[DEFINITIONS]
         self.raw: Mapping[str, Manifest] = {}
         self.tokens: dict[tuple[str, str], PodIdentity] = {}
         self.num_reads: Counter[Resource | str] = Counter()
@@ -107,12 +95,12 @@ class MemoryCluster:
 
     def put_event(self, namespace: str, event: Manifest) -> None:
         """Record an event, as a kubelet would."""
-        named = event | {"metadata": {"namespace": namespace, "name": f"event-{len(self._events)}"}}
-        self._events[_key(EVENTS, named)] = self._stamped(named)
+        named = event | {"metadata": {"namespace": namespace, "name": f"event-{len(self.events)}"}}
+        self._objects[EVENTS][_key(EVENTS, named)] = self._stamped(named)
 
     @property
     def events(self) -> list[Manifest]:
-        return list(self._events.values())
+        return list(self._objects[EVENTS].values())
 
     def finish_deletions(self) -> None:
         """Let the terminating pods go, as their kubelets would."""
@@ -177,7 +165,7 @@ class MemoryCluster:
 
     async def get(self, resource: Resource, name: str, *, namespace: str = "") -> Manifest | None:
         async with self._asked("get", resource, name):
-            found = self._objects[resource].get((namespace, name) if resource.namespaced else name)
+            found = self._found(resource, namespace, name)
             if found is None and resource == DEFINITIONS:
                 found = crd.definitions().get(name)
             return _copied(found)
@@ -280,9 +268,9 @@ class MemoryCluster:
                     yield _copied(shown)
             await asyncio.sleep(0.001)
 
-    def _found(self, resource: Resource, namespace: str, name: str, uid: str) -> Manifest | None:
+    def _found(self, resource: Resource, namespace: str, name: str, uid: str = "") -> Manifest | None:
         found = self._objects[resource].get((namespace, name) if resource.namespaced else name)
-        return found if found is not None and uid in ("", found["metadata"]["uid"]) else None
+        return found if found is not None and uid in ("", found["metadata"].get("uid")) else None
 
     def _terminate(self, pod: Manifest, *, at_once: bool) -> None:
         meta = pod["metadata"]

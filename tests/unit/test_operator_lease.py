@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster_faults import WRITES, Request
+from cluster_faults import WRITES, Failing, Request
 from memory_cluster import MemoryCluster
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
@@ -32,22 +32,12 @@ class Clock:
         return self.seconds
 
 
-class Unreachable(MemoryCluster):
-    """Refuses to read the lease while it is down, and never answers while it hangs."""
+DOWN = Failing(error=ClusterError("connection refused"), verbs=("get",))
 
-    down = False
-    hangs = False
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.before.append(self._is_unreachable)
-
-    async def _is_unreachable(self, request: Request) -> None:
-        if request[:2] == ("get", LEASES):
-            if self.down:
-                raise ClusterError("connection refused")
-            if self.hangs:
-                await asyncio.Event().wait()
+async def hang(_: Request) -> None:
+    """As on a connection that is dead."""
+    await asyncio.Event().wait()
 
 
 def election(cluster: MemoryCluster, identity: str, clock: Clock) -> LeaderElection:
@@ -85,7 +75,7 @@ async def test_the_second_waits_until_the_first_has_been_silent_for_the_duration
 
 
 async def test_who_waits_could_take_over_as_long_as_the_api_server_answers() -> None:
-    cluster, clock = Unreachable(), Clock()
+    cluster, clock = MemoryCluster(), Clock()
     first, second = election(cluster, "a", clock), election(cluster, "b", clock)
     await first.acquire()
     assert not first.is_standby
@@ -93,10 +83,10 @@ async def test_who_waits_could_take_over_as_long_as_the_api_server_answers() -> 
     waiting = asyncio.create_task(second.acquire())
     assert await pending(waiting)
     assert second.is_standby
-    cluster.down = True
+    cluster.before.append(DOWN)
     assert await pending(waiting)
     assert not second.is_standby
-    cluster.down = False
+    cluster.before.clear()
     assert await pending(waiting)
     assert second.is_standby
     await first.release()
@@ -144,21 +134,21 @@ async def test_who_leaves_takes_no_lease_from_the_next_one() -> None:
 
 
 async def test_who_leaves_while_the_api_server_is_down_leads_no_more() -> None:
-    cluster, clock = Unreachable(), Clock()
+    cluster, clock = MemoryCluster(), Clock()
     first = election(cluster, "a", clock)
     await first.acquire()
-    cluster.down = True
+    cluster.before.append(DOWN)
     await first.release()
     assert not first.is_leader
     assert holder(cluster) == "a", "the next one waits until it has run out"
 
 
 async def test_a_leader_that_cannot_renew_gives_up_before_others_may_take_over() -> None:
-    cluster, clock = Unreachable(), Clock()
+    cluster, clock = MemoryCluster(), Clock()
     first = election(cluster, "a", clock)
     await first.acquire()
     holding = asyncio.create_task(first.hold())
-    cluster.down = True
+    cluster.before.append(DOWN)
     clock.seconds = 9.9
     assert await pending(holding)
     assert first.is_leader
@@ -168,10 +158,10 @@ async def test_a_leader_that_cannot_renew_gives_up_before_others_may_take_over()
 
 
 async def test_a_leader_that_gets_no_answer_gives_up_as_soon() -> None:
-    cluster, clock = Unreachable(), Clock()
+    cluster, clock = MemoryCluster(), Clock()
     first = election(cluster, "a", clock)
     await first.acquire()
-    cluster.hangs = True
+    cluster.before.append(hang)
     clock.seconds = 9.99
     holding = asyncio.create_task(first.hold())
     assert await pending(holding)
@@ -192,7 +182,7 @@ async def test_one_request_that_hangs_costs_no_lease() -> None:
     async def hang_once(request: Request) -> None:
         if request.verb == "get" and not has_hung.is_set():
             has_hung.set()
-            await asyncio.Event().wait()
+            await hang(request)
 
     cluster.before.append(hang_once)
     await has_hung.wait()
@@ -278,44 +268,44 @@ def test_a_leader_gives_up_by_the_time_at_which_it_sent_its_last_renewal() -> No
 
 
 async def test_a_leader_leads_on_once_the_api_server_is_back() -> None:
-    cluster, clock = Unreachable(), Clock()
+    cluster, clock = MemoryCluster(), Clock()
     first = election(cluster, "a", clock)
     await first.acquire()
-    cluster.down = True
+    cluster.before.append(DOWN)
     clock.seconds = 600.0
     await asyncio.wait_for(first.hold(), 5)
     assert not first.is_leader
     regaining = asyncio.create_task(first.regain())
     await asyncio.sleep(0.01)
     assert not regaining.done()
-    cluster.down = False
+    cluster.before.clear()
     assert await asyncio.wait_for(regaining, 5)
     assert first.is_leader
     assert cluster.leases["system", "spottrain-operator"]["spec"]["leaseTransitions"] == 0
 
 
 async def test_a_leader_that_asks_whether_it_leads_on_does_not_lead_meanwhile() -> None:
-    cluster, clock = Unreachable(), Clock()
+    cluster, clock = MemoryCluster(), Clock()
     first = election(cluster, "a", clock)
     await first.acquire()
-    cluster.down = True
+    cluster.before.append(DOWN)
     regaining = asyncio.create_task(first.regain())
     assert await pending(regaining)
     assert not first.is_leader
-    cluster.down = False
+    cluster.before.clear()
     assert await asyncio.wait_for(regaining, 5)
     assert first.is_leader
 
 
 @pytest.mark.parametrize("holder", ["b", ""], ids=["another leads", "another has led"])
 async def test_a_leader_whose_lease_another_has_held_leads_no_more(holder: str) -> None:
-    cluster, clock = Unreachable(), Clock()
+    cluster, clock = MemoryCluster(), Clock()
     first = election(cluster, "a", clock)
     await first.acquire()
-    cluster.down = True
+    cluster.before.append(DOWN)
     clock.seconds = 600.0
     await asyncio.wait_for(first.hold(), 5)
-    cluster.down = False
+    cluster.before.clear()
     await take_lease(cluster, holder)
     assert not await asyncio.wait_for(first.regain(), 5)
     assert not first.is_leader

@@ -282,12 +282,15 @@ class QuotaCluster(RefusingCluster):
 
     most: int | None = None
 
-    async def _refuses(self, request: Request) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.before.insert(0, self._limits)
+
+    async def _limits(self, _: Request) -> None:
         used = len(self.pods)
         full = self.most is not None and used >= self.most
         said = f"exceeded quota: team, requested: pods=1, used: pods={used}, limited: pods={self.most}"
         self.error = ForbiddenError(said) if full else None
-        await super()._refuses(request)
 
 
 NO_PODS = (
@@ -334,20 +337,12 @@ async def test_a_job_that_trains_survives_a_quota_of_zero() -> None:
     assert (len(cluster.pods), world.status["generation"]["number"]) == (3, 3)
 
 
-class GoingCluster(RefusingCluster):
-    """Its namespace is being deleted while `error` is set, and takes nothing new."""
-
-    async def _refuses(self, request: Request) -> None:
-        await super()._refuses(request)
-        new = request.resource in (EVENTS, HISTORIES, NETWORK_POLICIES)
-        if self.error is not None and new and request.verb in WRITES:
-            raise self.error
-
-
 async def test_a_namespace_that_is_being_deleted_crashes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    cluster = GoingCluster()
+    cluster = RefusingCluster()
     world = await training(cluster, last_step=1000)
     cluster.error = GOING
+    for new in (EVENTS, HISTORIES, NETWORK_POLICIES):
+        cluster.before.append(Failing(error=GOING, verbs=WRITES, resource=new))
     world.isolates_jobs = True
     world.start_operator()
     cluster.pods.clear()  # they go first, and the job is still there

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 import kopf
 from aiohttp.http_exceptions import LineTooLong
 
-from spottrain_operator.kube.api_server import MERGE_PATCH, ApiServer, connection_info, refusal
+from spottrain_operator.kube.api_server import JSON, MERGE_PATCH, ApiServer, connection_info, refusal
 from spottrain_operator.kube.cluster import ALL, Fields, Keep, Labels, Listing, WatchEvent, as_it_is
 from spottrain_operator.kube.errors import ConflictError, ExpiredError, InvalidObjectError, NotFoundError
 from spottrain_operator.kube.json_text import parsed
@@ -165,15 +165,25 @@ class KubernetesCluster:
             return await self._of_caches.request("GET", path, params=query, timeout=LIST_TIMEOUT)
         return await self._request("GET", resource, path, params=query)
 
-    async def _request(self, method: str, resource: Resource, path: str, **options: Any) -> Manifest:
+    async def _request(
+        self,
+        method: str,
+        resource: Resource,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        content_type: str = JSON,
+    ) -> Manifest:
         """Send a request within the limits of its resource."""
         if resource == TOKEN_REVIEWS:
             await self._review_limiter.turn()
-            return await self._of_reviews.request(method, path, timeout=TIMEOUT, **options)
-        if resource not in UNLIMITED:
-            await self._limiter.turn()
-        api = self._urgent if is_urgent.get() else self._ordinary
-        return await api.request(method, path, timeout=TIMEOUT, **options)
+            api = self._of_reviews
+        else:
+            if resource not in UNLIMITED:
+                await self._limiter.turn()
+            api = self._urgent if is_urgent.get() else self._ordinary
+        return await api.request(method, path, timeout=TIMEOUT, params=params, body=body, content_type=content_type)
 
 
 def _selectors(labels: Labels, fields: Fields) -> dict[str, str]:
