@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
+from pathlib import Path
+
+# What benchmarks share with tests is not installed.
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 
 def clean_up_on_sigterm() -> None:

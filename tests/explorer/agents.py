@@ -15,12 +15,13 @@ from spottrain_agent import agent_state
 from spottrain_agent.agent_state import AgentState, Command, Event, transition
 from spottrain_agent.records import WorkerStarted
 from spottrain_agent.verdict import GenerationObservation, RankObservation, judge
-from spottrain_api.contract.assignments import AgentReport, GenerationAssignment
-from spottrain_api.contract.notices import Notice, NoticeKind
+from spottrain_api.contract.assignments import GenerationAssignment
 from spottrain_api.contract.reports import Failure, FailureReason, Outcome, OutcomeKind, Progress, TrainerPhase
 from spottrain_operator.control_api.agents import is_overtaken
 from spottrain_operator.core.model import ReportView
+from world.agents import report_of
 from world.clock import at
+from world.notices import sigterm
 
 Moves = Iterator[tuple[str, World]]
 STARTED = WorkerStarted(pid=1, started_at=at(0), expects_session=True)
@@ -64,29 +65,17 @@ def moves(world: World) -> Moves:
 
 
 def _hear(world: World, pod: Pod, agent: Agent) -> Moves:
-    node = world.node(pod.node)
-    if node is not None and node.deadline is not None and agent.noticed != (node.deadline, node.cancelled):
+    node, now = world.node(pod.node), at(world.time)
+    if node is not None and node.deadline is not None:
         notice = notice_of(node.name, node.deadline, node.announced, node.cancelled)
-        label = "hears that the notice is cancelled" if node.cancelled else "hears the notice"
-        noticed = world.with_pod(pod._replace(agent=agent._replace(noticed=(node.deadline, node.cancelled))))
-        event = agent_state.NoticesChanged(notices=(notice,), now=at(world.time))
-        yield f"agent {pod.name} {label}", dispatch(noticed, pod.sequence, event)
-    if pod.deleted_by is not None and not agent.terminated:
-        terminated = world.with_pod(pod._replace(agent=agent._replace(terminated=True)))
-        event_of_end = agent_state.SigtermReceived(notice=_sigterm(pod.node or "", pod.deleted_by, world.time))
-        yield f"agent {pod.name} gets SIGTERM", dispatch(terminated, pod.sequence, event_of_end)
-
-
-@lru_cache(maxsize=4096)
-def _sigterm(node: str, deadline: int, now: int) -> Notice:
-    return Notice(
-        id="sigterm",
-        node=node,
-        kind=NoticeKind.EVICT,
-        source=agent_state.SIGTERM_SOURCE,
-        deadline=at(deadline),
-        observed_at=at(now),
-    )
+        if agent.real.notices != (notice,):
+            label = "hears that the notice is cancelled" if node.cancelled else "hears the notice"
+            heard = agent_state.NoticesChanged(notices=(notice,), now=now)
+            yield f"agent {pod.name} {label}", dispatch(world, pod.sequence, heard)
+    if pod.deleted_by is not None and agent.real.sigterm is None:
+        notice = sigterm(pod.node or "", deadline=at(pod.deleted_by), now=now)
+        ended = agent_state.SigtermReceived(notice=notice)
+        yield f"agent {pod.name} gets SIGTERM", dispatch(world, pod.sequence, ended)
 
 
 # --- what it sees of its ranks -------------------------------------------------------------------------------
@@ -119,7 +108,8 @@ def _events(run: Run, rank: RankAt, agent: Agent) -> Iterator[tuple[Event, str]]
         end = agent_state.GenerationEnded(
             generation=number, phase=verdict.phase, commit=verdict.commit, failure=verdict.failure
         )
-        yield end, f"sees that its rank has ended: {verdict.phase}"
+        why = f" ({verdict.failure.message})" if verdict.failure is not None else ""
+        yield end, f"sees that its rank has ended: {verdict.phase}{why}"
 
 
 def _observation(rank: RankAt, run: Run) -> GenerationObservation:
@@ -242,7 +232,7 @@ def _left(world: World, pod: Pod, agent: Agent) -> World:
     """The agent reports once more and exits, and its pod has ended."""
     node = world.node(pod.node)
     if world.operator.up and node is not None and node.reachable:
-        world = delivered(world, pod.sequence, report_of(world, pod, agent))
+        world = delivered(world, pod.sequence, newest_report(world, pod, agent))
     world = kill_ranks(world, pod.sequence)
     ended = pod._replace(agent=None, ended=int(agent.real.failure is not None and agent.real.sigterm is None))
     return without_pod(world, pod) if pod.deleted_by is not None else world.with_pod(ended)
@@ -260,7 +250,7 @@ def _talk(world: World, pod: Pod, agent: Agent) -> Moves:
         assigned = assignment(world.job, pod.sequence)
         if assigned.key != agent.assignment:
             yield f"agent {pod.name} is assigned: {named(assigned)}", received(world, pod, assigned)
-    report = report_of(world, pod, agent)
+    report = newest_report(world, pod, agent)
     known = next((each for sequence, each, _ in operator.reports if sequence == pod.sequence), None)
     if known is None or (report.value[0].news != known.value[0].news):
         yield f"agent {pod.name} reports: {said(report)}", delivered(world, pod.sequence, report)
@@ -302,7 +292,7 @@ def delivered(world: World, sequence: int, report: Keyed, since: int | None = No
     return world._replace(operator=world.operator._replace(reports=reports))
 
 
-def report_of(world: World, pod: Pod, agent: Agent) -> Keyed:
+def newest_report(world: World, pod: Pod, agent: Agent) -> Keyed:
     """The agent's state, as it would report it now."""
     run = world.run(agent.real.generation)
     rank = next((r for r in run.ranks if r.sequence == pod.sequence), None) if run is not None else None
@@ -317,19 +307,8 @@ def _report(sequence: int, state: Keyed, times: Any, reported: Any, joined: bool
     progress = (
         _progress(real.generation, times, reported) if reported is not None and reported[2] and joined else None
     )
-    commit = real.commit or (progress.commit if progress is not None else None)
-    report = AgentReport(
-        pod=f"job-{sequence}",
-        pod_uid=f"u{sequence}",
-        generation=real.generation,
-        phase=real.phase,
-        warm=True,
-        rendezvous_port=20000 + sequence,
-        progress=progress,
-        commit=commit,
-        failure=real.failure,
-        notices=real.all_notices,
-        sent_at=at(0),
+    report = report_of(
+        real, pod=f"job-{sequence}", uid=f"u{sequence}", progress=progress, now=at(0), port=20000 + sequence
     )
     since = (times[1] or 0) if real.is_active else None
     return Keyed((sequence, state.key, times, reported, joined), (report, since))

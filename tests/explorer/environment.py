@@ -184,7 +184,7 @@ def _faults_of_messages(world: World) -> Moves:
         agent, node = pod.agent, world.node(pod.node)
         if agent is None or node is None or not node.reachable:
             continue
-        report = agents.report_of(world, pod, agent)
+        report = agents.newest_report(world, pod, agent)
         held = world.spend(late=1)._replace(late_report=(pod.sequence, report, world.time))
         yield f"a report of {pod.name} is on its way for long: {agents.said(report)}", held
         if world.operator.published and agent.held is None:
@@ -252,5 +252,5 @@ def _beaten(world: World) -> World:
     nodes = {node.name for node in world.nodes if node.reachable}
     for pod in world.pods:
         if pod.agent is not None and pod.node in nodes:
-            world = agents.delivered(world, pod.sequence, agents.report_of(world, pod, pod.agent))
+            world = agents.delivered(world, pod.sequence, agents.newest_report(world, pod, pod.agent))
     return world

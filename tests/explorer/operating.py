@@ -13,7 +13,7 @@ from spottrain_api.contract.assignments import Assignment, CapacityType
 from spottrain_api.contract.causes import Cause
 from spottrain_api.contract.conditions import ConditionType
 from spottrain_api.contract.names import TAINT_PREEMPTION
-from spottrain_api.contract.notices import Notice, NoticeKind
+from spottrain_api.contract.notices import Notice
 from spottrain_api.contract.reports import CommitRef
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_api.v1alpha1.status import FINISHED_PHASES, GenerationState, TrainingJobStatus
@@ -34,6 +34,7 @@ from spottrain_operator.core.plan import plan
 from world.clock import NOT_READY_AFTER, at
 from world.invariants import problems_of
 from world.jobs import spec_of
+from world.notices import preemption, recommendation
 
 
 def _spec(max_prewarmed: int) -> TrainingJobSpec:
@@ -110,27 +111,9 @@ def of_status(status: TrainingJobStatus) -> Keyed:
 
 @lru_cache(maxsize=4096)
 def notice_of(node: str, deadline: int, announced: int, cancelled: bool) -> Notice:
-    return Notice(
-        id=f"{node}-{announced}",
-        node=node,
-        source="ec2",
-        deadline=at(deadline),
-        # What takes a notice back comes after it.
-        observed_at=at(announced + 0.5 * cancelled),
-        cancelled=cancelled,
-    )
-
-
-@lru_cache(maxsize=16)
-def _hint_of(node: str) -> Notice:
-    return Notice(
-        id=f"{node}-hint",
-        node=node,
-        kind=NoticeKind.REBALANCE,
-        source="ec2",
-        deadline=at(600),
-        observed_at=at(0),
-    )
+    # What takes a notice back comes after it.
+    observed_at = at(announced + 0.5 * cancelled)
+    return preemption(node, deadline=at(deadline), observed_at=observed_at, cancelled=cancelled)
 
 
 def commit_ref(commit: Committed) -> CommitRef:
@@ -171,7 +154,7 @@ def _node_view(node: Node, ready: bool) -> NodeView:
         else None
     )
     if notice is None and node.hinted:
-        notice = _hint_of(node.name)
+        notice = recommendation(node.name, at(0))
     tainted = shown and not node.cancelled
     return NodeView(name=node.name, ready=ready, notice=notice, taints=(TAINT_PREEMPTION,) if tainted else ())
 

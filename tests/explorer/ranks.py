@@ -70,7 +70,7 @@ class _Reports:
     def __init__(self, reporter: _Reporter) -> None:
         self._reporter = reporter
 
-    def saved(self, handle: _Handle, timings: object) -> None:
+    def saved(self, handle: _Handle, timings: object, clean_up_failure: str | None) -> None:
         self._reporter.update(checkpoint_failure=None)
         if handle.commit is not None:
             self._reporter.update(commit=handle.commit)
@@ -109,6 +109,8 @@ class _Handle:
 
 class _Checkpointer:
     """Stands for Checkpointer: its collectives are questions."""
+
+    clean_up_failure = None
 
     def __init__(self, script: Script) -> None:
         self._script = script

@@ -62,15 +62,12 @@ class Node(NamedTuple):
 class Agent(NamedTuple):
     """An agent: the real state, and what of its surroundings is under way.
 
-    - noticed: the deadline and cancellation of the notice that its watcher gave it.
     - assignment: the key of the newest one that it has received.
     - held: an assignment that is on its way, late, and since when.
     - killing: its ranks get SIGKILL.
     """
 
     state: Keyed
-    noticed: tuple[int, bool] | None = None
-    terminated: bool = False
     assignment: tuple[Any, ...] | None = None
     held: tuple[Keyed, int] | None = None
     killing: bool = False

@@ -69,5 +69,5 @@ def world_of(budget: Budget) -> World:
         prewarms=budget.hints > 0,
     )
     for pod in pods:
-        world = agents.delivered(world, pod.sequence, agents.report_of(world, pod, agents.NEW))
+        world = agents.delivered(world, pod.sequence, agents.newest_report(world, pod, agents.NEW))
     return world
