@@ -6,6 +6,7 @@ wait, and what it raises is what the request ends with.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,26 +34,43 @@ Hook = Callable[[Request], Awaitable[None]]
 
 
 @dataclass(kw_only=True)
-class Failing:
-    """Lets requests fail while `error` is set.
+class Fault:
+    """Lets requests wait, fail, or both.
 
     Attributes:
-        verbs, resource, name: The requests that fail. Empty: any.
-        num: How many have failed.
+        verbs, resource, name: The requests that it meets. Empty: any.
+        answers: They wait until it is set. None: they don't.
+        error: They end with it. None: with what they would end with anyway.
+        num: How many it has met.
+        num_waiting: How many of them wait.
     """
 
-    error: BaseException | None
     verbs: tuple[str, ...] = ()
     resource: Resource | None = None
     name: str = ""
+    answers: asyncio.Event | None = None
+    error: BaseException | None = None
     num: int = 0
+    num_waiting: int = 0
+
+    def release(self) -> None:
+        """Answer what waits, and let nothing wait any longer."""
+        if self.answers is not None:
+            self.answers.set()
 
     async def __call__(self, request: Request) -> None:
-        fits = (
-            (not self.verbs or request.verb in self.verbs)
-            and self.resource in (None, request.resource)
-            and self.name in ("", request.name)
-        )
-        if fits and self.error is not None:
-            self.num += 1
+        if (
+            (self.verbs and request.verb not in self.verbs)
+            or self.resource not in (None, request.resource)
+            or self.name not in ("", request.name)
+        ):
+            return
+        self.num += 1
+        if self.answers is not None:
+            self.num_waiting += 1
+            try:
+                await self.answers.wait()
+            finally:
+                self.num_waiting -= 1
+        if self.error is not None:
             raise self.error

@@ -1,7 +1,4 @@
-"""A control API for tests, over real HTTP.
-
-Its reviewer of tokens can hold and fail.
-"""
+"""A control API for tests, over real HTTP, whose reviews of tokens can wait and fail."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from cluster_faults import Request
+from cluster_faults import Fault
 from memory_cluster import MemoryCluster
 from pod_tokens import pod_token
 from spottrain_api.contract.assignments import Assignment, AssignmentAction, GenerationAssignment, Relay, RelayReport
@@ -25,7 +22,6 @@ from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.core.timing import DEFAULT_TIMING
-from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey, PodIdentity
 from spottrain_operator.kube.resources import TOKEN_REVIEWS
 
@@ -41,31 +37,12 @@ EXIT = Assignment(action=AssignmentAction.EXIT)
 
 
 @dataclass
-class Reviews:
-    """What a test lets happen to reviews of tokens."""
-
-    num: int = 0
-    down: bool = False
-    held: asyncio.Event | None = None
-    """The next review doesn't end before it is set."""
-
-    async def __call__(self, request: Request) -> None:
-        if request.resource == TOKEN_REVIEWS:
-            self.num += 1
-            held, self.held = self.held, None
-            if held is not None:
-                await held.wait()
-            if self.down:
-                raise ClusterError("connection refused")
-
-
-@dataclass
 class Setup:
     client: TestClient[web.Request, web.Application]
     board: AssignmentBoard
     reports: ReportBox
     cluster: MemoryCluster
-    reviews: Reviews
+    reviews: Fault
     tokens: dict[str, str]
     """By pod uid."""
     woken: list[tuple[JobKey, bool]] = field(default_factory=list)
@@ -82,7 +59,7 @@ async def served(
     cluster.tokens[TOKEN, TOKEN_AUDIENCE] = cluster.tokens[RENEWED_TOKEN, TOKEN_AUDIENCE] = POD
     tokens = {POD.uid: TOKEN} | {peer.uid: pod_token(peer) for peer in peers}
     cluster.tokens |= {(tokens[peer.uid], TOKEN_AUDIENCE): peer for peer in peers}
-    reviews = Reviews()
+    reviews = Fault(resource=TOKEN_REVIEWS)
     cluster.before.append(reviews)
     board = AssignmentBoard()
     woken: list[tuple[JobKey, bool]] = []

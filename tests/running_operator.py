@@ -18,11 +18,10 @@ from pod_tokens import pod_token
 from spottrain_api.contract.assignments import AgentReport
 from spottrain_api.contract.names import TOKEN_AUDIENCE
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
-from spottrain_operator.kube import resources
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey, PodIdentity
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import LEASES, Manifest
 from spottrain_operator.kube.scope import Scope
 from spottrain_operator.process import Operator, OperatorSettings
 
@@ -31,29 +30,18 @@ ALL = Scope()
 
 
 class LeaseAway(MemoryCluster):
-    """A cluster whose API server answers nothing about leases while it is away.
-
-    It creates pods only while `creates` is set, and writes no status of jobs in `held`.
-    """
+    """A cluster whose API server answers nothing about leases while it is away."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_away = False
         self.num_tries_away = 0
-        self.creates = asyncio.Event()
-        self.creates.set()
-        self.held: dict[str, asyncio.Event] = {}
-        self.before.append(self._holds)
+        self.before.append(self._has_no_lease)
 
-    async def _holds(self, request: Request) -> None:
-        match request[:2]:
-            case "create", resources.PODS:
-                await self.creates.wait()
-            case "replace", resources.JOBS if request.name in self.held:
-                await self.held[request.name].wait()
-            case "get", resources.LEASES if self.is_away:
-                self.num_tries_away += 1
-                raise ClusterError("connection refused")
+    async def _has_no_lease(self, request: Request) -> None:
+        if self.is_away and request[:2] == ("get", LEASES):
+            self.num_tries_away += 1
+            raise ClusterError("connection refused")
 
 
 @dataclass

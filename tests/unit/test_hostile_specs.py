@@ -19,7 +19,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from cluster_faults import Failing
+from cluster_faults import Fault
 from hostile_pod_templates import volume
 from hostile_specs import MEGABYTE, SHOWN
 from operator_world import KEY, CrashingCluster, World, job
@@ -42,10 +42,10 @@ from world.clock import EPOCH
 MOST_OF_STATUS = 10_000
 
 
-def quoting(text: str) -> Failing:
+def quoting(text: str) -> Fault:
     """Refuses pods, and quotes what is in them, as Kubernetes does."""
     error = InvalidObjectError(f"spec.containers[0].image: Invalid value: {text}")
-    return Failing(error=error, verbs=("create",), resource=PODS)
+    return Fault(error=error, verbs=("create",), resource=PODS)
 
 
 FREE = "x-kubernetes-preserve-unknown-fields"

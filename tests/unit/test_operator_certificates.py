@@ -20,7 +20,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from cluster_faults import Failing
+from cluster_faults import Fault
 from control_folder import control_folder
 from memory_cluster import MemoryCluster
 from spottrain_agent.control_client import ControlClient
@@ -187,7 +187,7 @@ async def test_agents_are_given_the_certificates_of_a_bundle_without_its_comment
 async def test_a_missing_right_is_said_until_it_is_there(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "spottrain_operator")
     cluster = MemoryCluster()
-    cluster.before.append(Failing(error=ForbiddenError("secrets is forbidden"), resource=SECRETS))
+    cluster.before.append(Fault(error=ForbiddenError("secrets is forbidden"), resource=SECRETS))
     keeper = Keeping(cluster=cluster).keeper()
     keeping = asyncio.create_task(keeper.run(lambda: None))
     async with asyncio.timeout(5):

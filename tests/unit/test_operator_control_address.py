@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster_faults import Failing
+from cluster_faults import Fault
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract.names import ANNOTATION_CONTROL_CA, ANNOTATION_CONTROL_URL
 from spottrain_operator.kube.errors import ForbiddenError
@@ -68,7 +68,7 @@ async def test_a_pod_that_has_lost_the_annotations_gets_them_again() -> None:
 
 async def test_an_operator_that_may_not_patch_goes_on() -> None:
     cluster = CrashingCluster()
-    cluster.before.append(Failing(error=ForbiddenError("may not patch pods"), verbs=("patch",), resource=PODS))
+    cluster.before.append(Fault(error=ForbiddenError("may not patch pods"), verbs=("patch",), resource=PODS))
     world = await started(cluster)
     world.control = MOVED
     await world.until_finished()

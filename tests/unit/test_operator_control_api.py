@@ -29,6 +29,7 @@ from spottrain_api.contract.names import TOKEN_AUDIENCE
 from spottrain_operator.control_api.agents import DEAD_BEFORE_CLOSED_SECONDS, ReportBox
 from spottrain_operator.control_api.observability import metrics_application
 from spottrain_operator.control_api.server import REFUSALS_BURST
+from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import PodIdentity
 
 
@@ -160,7 +161,7 @@ async def test_reviews_are_remembered(setup: Setup) -> None:
 
 
 async def test_a_token_that_cannot_be_checked_is_no_refusal(setup: Setup) -> None:
-    setup.reviews.down = True
+    setup.reviews.error = ClusterError("connection refused")
     answer = await setup.client.post("/v1/report", data=report().to_json(), headers=AUTHORIZED)
     assert answer.status == 503
     assert answer.headers["Retry-After"] == "1"

@@ -45,12 +45,13 @@ async def test_a_report_is_kept_under_the_reviewed_uid_and_wakes_the_job(setup: 
 
 async def held_report(setup: Setup) -> tuple[asyncio.Task[aiohttp.ClientResponse], asyncio.Event]:
     """A report of generation 1, whose token is under review."""
-    held = setup.reviews.held = asyncio.Event()
+    held = setup.reviews.answers = asyncio.Event()
     body = report(generation=1).to_json()
     late = asyncio.create_task(setup.client.post("/v1/report", data=body, headers=AUTHORIZED))
     async with asyncio.timeout(5):
         while setup.reviews.num < 1:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
+    setup.reviews.answers = None  # others don't wait
     return late, held
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_faults import Failing
+from cluster_faults import Fault
 from memory_cluster import MemoryCluster
 from operator_world import older_definition
 from spottrain_api import crd
@@ -25,6 +25,6 @@ async def test_an_older_crd_is_told_with_what_to_do(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize("error", [None, ForbiddenError("forbidden")], ids=["this release's", "forbidden"])
 async def test_nothing_else_is_told(error: ForbiddenError | None, caplog: pytest.LogCaptureFixture) -> None:
     cluster = MemoryCluster()
-    cluster.before.append(Failing(error=error, resource=DEFINITIONS))
+    cluster.before.append(Fault(error=error, resource=DEFINITIONS))
     await warn_of_other_definitions(cluster)
     assert not caplog.records

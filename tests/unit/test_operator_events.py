@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_faults import Failing
+from cluster_faults import Fault
 from memory_cluster import MemoryCluster
 from spottrain_operator.core.model import Event
 from spottrain_operator.kube.errors import ClusterError
@@ -30,7 +30,7 @@ async def test_an_event_that_can_not_be_written_is_in_the_log_and_holds_up_nothi
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = MemoryCluster()
-    busy = Failing(error=ClusterError("too many requests", retry_after=1.0), resource=EVENTS)
+    busy = Fault(error=ClusterError("too many requests", retry_after=1.0), resource=EVENTS)
     cluster.before.append(busy)
     recorder = EventRecorder(cluster)
     await recorder.record(JOB, Event(type="Normal", reason="NodeLost", message=""))

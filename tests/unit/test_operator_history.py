@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cluster_faults import WRITES, Failing
+from cluster_faults import WRITES, Fault
 from memory_cluster import MemoryCluster
 from spottrain_api.history import HISTORY_FIELD, MAX_POINTS, HistoryPoint
 from spottrain_api.v1alpha1.status import Phase, ProgressStatus, TrainingJobStatus
@@ -24,8 +24,8 @@ KEY = JobKey(namespace="team", name="gpt")
 NOW = datetime(2026, 1, 1, 0, 0, 0, 600, tzinfo=UTC)
 
 
-def unreachable() -> Failing:
-    return Failing(error=ClusterError("connection refused"), verbs=WRITES, resource=HISTORIES)
+def unreachable() -> Fault:
+    return Fault(error=ClusterError("connection refused"), verbs=WRITES, resource=HISTORIES)
 
 
 def job(uid: str = "u1") -> Manifest:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_faults import Failing
+from cluster_faults import Fault
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract.names import LABEL_JOB_UID
 from spottrain_operator.kube.errors import ForbiddenError
 from spottrain_operator.kube.resources import NETWORK_POLICIES, Manifest
 
 
-def forbidding(said: str) -> tuple[CrashingCluster, Failing]:
+def forbidding(said: str) -> tuple[CrashingCluster, Fault]:
     """A cluster that refuses policies, and the refusal."""
     cluster = CrashingCluster()
-    refusing = Failing(error=ForbiddenError(said), resource=NETWORK_POLICIES)
+    refusing = Fault(error=ForbiddenError(said), resource=NETWORK_POLICIES)
     cluster.before.append(refusing)
     return cluster, refusing
 

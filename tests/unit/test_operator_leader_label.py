@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from cluster_faults import Failing
+from cluster_faults import Fault
 from memory_cluster import MemoryCluster
 from spottrain_api.contract.names import LABEL_LEADER
 from spottrain_operator.kube.errors import ClusterError
@@ -62,7 +62,7 @@ async def test_a_container_that_starts_again_leads_no_more(cluster: MemoryCluste
 
 
 async def test_a_failed_write_is_repeated(cluster: MemoryCluster) -> None:
-    cluster.before.append(Failing(error=ClusterError("connection refused"), verbs=("patch",), resource=PODS))
+    cluster.before.append(Fault(error=ClusterError("connection refused"), verbs=("patch",), resource=PODS))
     keeping = asyncio.create_task(label(cluster, "a").keep())
     _, pending = await asyncio.wait({keeping}, timeout=0.05)
     assert pending

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster_faults import WRITES, Failing, Request
+from cluster_faults import WRITES, Fault, Request
 from memory_cluster import MemoryCluster
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
@@ -32,12 +32,7 @@ class Clock:
         return self.seconds
 
 
-DOWN = Failing(error=ClusterError("connection refused"), verbs=("get",))
-
-
-async def hang(_: Request) -> None:
-    """As on a connection that is dead."""
-    await asyncio.Event().wait()
+DOWN = Fault(error=ClusterError("connection refused"), verbs=("get",))
 
 
 def election(cluster: MemoryCluster, identity: str, clock: Clock) -> LeaderElection:
@@ -161,7 +156,7 @@ async def test_a_leader_that_gets_no_answer_gives_up_as_soon() -> None:
     cluster, clock = MemoryCluster(), Clock()
     first = election(cluster, "a", clock)
     await first.acquire()
-    cluster.before.append(hang)
+    cluster.before.append(Fault(verbs=("get",), answers=asyncio.Event()))
     clock.seconds = 9.99
     holding = asyncio.create_task(first.hold())
     assert await pending(holding)
@@ -177,15 +172,11 @@ async def test_one_request_that_hangs_costs_no_lease() -> None:
     first = LeaderElection(cluster, short)
     await first.acquire()
     holding = asyncio.create_task(first.hold())
-    has_hung = asyncio.Event()
-
-    async def hang_once(request: Request) -> None:
-        if request.verb == "get" and not has_hung.is_set():
-            has_hung.set()
-            await hang(request)
-
-    cluster.before.append(hang_once)
-    await has_hung.wait()
+    dead = Fault(verbs=("get",), answers=asyncio.Event())
+    cluster.before.append(dead)
+    while not dead.num:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    cluster.before.clear()
     before = copy.deepcopy(cluster.leases)
     while cluster.leases == before and not holding.done():  # noqa: ASYNC110
         await asyncio.sleep(0.001)

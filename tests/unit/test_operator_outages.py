@@ -9,7 +9,7 @@ from datetime import datetime
 
 import pytest
 
-from cluster_faults import Request
+from cluster_faults import Fault
 from operator_world import KEY, older_definition
 from running_operator import SYSTEM, LeaseAway, Running, begin, settings_of
 from spottrain_api import crd
@@ -18,9 +18,9 @@ from spottrain_operator import process
 from spottrain_operator.controller import PLACES, Priority
 from spottrain_operator.core.model import Observed, Plan
 from spottrain_operator.core.plan import plan
-from spottrain_operator.kube import led_namespaces, resources
+from spottrain_operator.kube import led_namespaces
 from spottrain_operator.kube.lease import LEASE_NAME
-from spottrain_operator.kube.resources import Manifest
+from spottrain_operator.kube.resources import JOBS, LEASES, PODS, Manifest
 from spottrain_operator.kube.scope import Scope
 from spottrain_operator.process import LeadershipLostError
 
@@ -61,45 +61,28 @@ async def test_the_metrics_show_the_jobs_only_while_the_operator_leads(operator:
     await operator.until_measured({KEY.name}, by=phase)
 
 
-class SlowLease(LeaseAway):
-    """Answers no read of the lease until `answers` is set again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answers = asyncio.Event()
-        self.answers.set()
-        self.num_waiting = 0
-        self.num_decided = 0
-        self.before.insert(0, self._is_slow)
-
-    async def _is_slow(self, request: Request) -> None:
-        match request[:2]:
-            case "get", resources.LEASES:
-                self.num_waiting += 1
-                try:
-                    await self.answers.wait()
-                finally:
-                    self.num_waiting -= 1
-            case "replace", resources.JOBS:
-                self.num_decided += 1
+def unwritten(job: str) -> Fault:
+    """A fault that lets no status of the job be written until it is released."""
+    return Fault(verbs=("replace",), resource=JOBS, name=job, answers=asyncio.Event())
 
 
 async def test_a_slow_renewal_goes_on_when_the_first_passes_have_decided() -> None:
-    cluster, settings, stop = SlowLease(), settings_of("a"), asyncio.Event()
-    cluster.held[KEY.name] = asyncio.Event()
+    cluster, settings, stop = LeaseAway(), settings_of("a"), asyncio.Event()
+    first, lease = unwritten(KEY.name), Fault(verbs=("get",), resource=LEASES)
+    cluster.before += [first, lease]
     patient = replace(settings.lease, renew_deadline_seconds=60.0)
     task = begin(replace(settings, lease=patient), cluster, stop)
     running = Running(cluster, task, settings)
     running.apply(KEY.name)
     try:
-        await running.until(lambda: cluster.num_decided == 1)
-        cluster.answers.clear()
-        await running.until(lambda: cluster.num_waiting == 1)
-        cluster.held[KEY.name].set()
+        await running.until(lambda: first.num_waiting == 1)
+        lease.answers = asyncio.Event()
+        await running.until(lambda: lease.num_waiting == 1)
+        first.release()
         await running.until_ready(True)
-        assert cluster.num_waiting == 1
+        assert lease.num_waiting == 1
     finally:
-        cluster.answers.set()
+        lease.release()
         stop.set()
         await asyncio.wait({task}, timeout=20)
 
@@ -113,7 +96,8 @@ async def test_a_notice_during_an_outage_goes_before_all_else_afterwards(operato
     cluster.is_away = True
     await operator.until_ready(False)
     # More jobs have something to do than there are places for passes, and none of these passes ends.
-    cluster.creates.clear()
+    creating = Fault(verbs=("create",), resource=PODS, answers=asyncio.Event())
+    cluster.before.append(creating)
     for name in others:
         del cluster.pods[KEY.namespace, f"{name}-1"]
     operator.place("with-notice", on="spot-1", taint=TAINT_PREEMPTION)
@@ -122,7 +106,7 @@ async def test_a_notice_during_an_outage_goes_before_all_else_afterwards(operato
     # The status counts a pod before it is created: here, that which replaces the one on the node.
     await operator.until(lambda: operator.status("with-notice")["lastSequence"] == 4)
     assert operator.num_pods("other-0") == 2
-    cluster.creates.set()
+    creating.release()
     await operator.until_pods("with-notice", 4)
 
 
@@ -157,7 +141,7 @@ async def test_a_leader_ends_if_another_release_leads_its_namespaces_meanwhile(o
     cluster.is_away = True
     await operator.until_ready(False)
     await cluster.create(
-        resources.LEASES,
+        LEASES,
         {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -211,7 +195,8 @@ class Plans:
 async def test_agents_are_kept_out_until_there_is_a_decision_on_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no silence counts before, as nobody can report."""
     cluster, settings, stop = LeaseAway(), settings_of("a"), asyncio.Event()
-    cluster.held["slow"] = asyncio.Event()
+    slow = unwritten("slow")
+    cluster.before.append(slow)
     plans = Plans(KEY.name)
     monkeypatch.setattr(process, "plan", plans)
     task = begin(settings, cluster, stop)
@@ -232,7 +217,7 @@ async def test_agents_are_kept_out_until_there_is_a_decision_on_each_job(monkeyp
         assert not await running.is_ready()
         before = list(plans.listening_since)
         assert len(before) == len(set(before)) > 3
-        cluster.held.pop("slow").set()
+        slow.release()
         await running.until_ready(True)
         assert await running.answer_to_agents() == 401
         seen = len(plans.listening_since)
@@ -249,7 +234,7 @@ async def test_a_job_that_can_not_be_decided_on_keeps_agents_out_for_some_time_o
 ) -> None:
     monkeypatch.setattr(process, "FIRST_PASSES_SECONDS", 0.2)
     cluster, settings, stop = LeaseAway(), settings_of("a"), asyncio.Event()
-    cluster.held["slow"] = asyncio.Event()
+    cluster.before.append(unwritten("slow"))
     task = begin(settings, cluster, stop)
     running = Running(cluster, task, settings)
     running.apply("slow")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from cluster_faults import Failing
+from cluster_faults import Fault
 from memory_cluster import MemoryCluster
 from scene import START, pod
 from spottrain_operator.core.model import PodView
@@ -122,7 +122,7 @@ async def test_the_time_of_each_reason_is_when_it_was_first_seen() -> None:
 
 async def test_events_that_can_not_be_read_leave_what_is_known_and_are_asked_for_as_seldom() -> None:
     cluster = MemoryCluster()
-    silent = Failing(error=ClusterError("too many requests", retry_after=1.0), resource=EVENTS)
+    silent = Fault(error=ClusterError("too many requests", retry_after=1.0), resource=EVENTS)
     cluster.after.append(silent)
     cluster.put_event(KEY.namespace, UNMOUNTED)
     events = PodEvents(cluster)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cluster_faults import Failing, Request
+from cluster_faults import Fault, Request
 from operator_world import KEY, LAST_STEP, CrashingCluster, World, job
 from spottrain_api.contract.assignments import AssignmentAction
 from spottrain_api.contract.names import ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION
@@ -167,7 +167,7 @@ async def test_only_the_status_is_written_before_agents_hear_of_a_notice() -> No
 
 async def test_a_notice_is_heeded_though_the_events_of_a_pod_that_starts_can_not_be_read() -> None:
     cluster = CrashingCluster()
-    busy = Failing(error=ClusterError("too many requests", retry_after=1.0), verbs=("list",), resource=EVENTS)
+    busy = Fault(error=ClusterError("too many requests", retry_after=1.0), verbs=("list",), resource=EVENTS)
     cluster.before.append(busy)
     cluster.put_job(job())
     world = World(cluster, last_step=10_000)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster_faults import WRITES, Failing, Request
+from cluster_faults import WRITES, Fault, Request
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import LABEL_CAPACITY_TYPE, TAINT_PREEMPTION
@@ -264,7 +264,7 @@ async def test_a_pod_with_a_notice_loses_its_protection_at_once_though_another_i
     """Otherwise the drain of its node waits for it."""
     cluster = RefusingCluster()
     finance = ForbiddenError("pods of finance are not annotated")
-    cluster.before.append(Failing(error=finance, verbs=("patch",), resource=PODS, name="gpt-1"))
+    cluster.before.append(Fault(error=finance, verbs=("patch",), resource=PODS, name="gpt-1"))
     world = await training(cluster, last_step=1000)
     for _ in range(10):
         await world.turn()
@@ -342,7 +342,7 @@ async def test_a_namespace_that_is_being_deleted_crashes_nothing(caplog: pytest.
     world = await training(cluster, last_step=1000)
     cluster.error = GOING
     for new in (EVENTS, HISTORIES, NETWORK_POLICIES):
-        cluster.before.append(Failing(error=GOING, verbs=WRITES, resource=new))
+        cluster.before.append(Fault(error=GOING, verbs=WRITES, resource=new))
     world.isolates_jobs = True
     world.start_operator()
     cluster.pods.clear()  # they go first, and the job is still there

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cluster_faults import Failing
+from cluster_faults import Fault
 from memory_cluster import MemoryCluster
 from spottrain_api.contract.names import ANNOTATION_WATCHED
 from spottrain_operator.kube.errors import ClusterError
@@ -113,7 +113,7 @@ async def test_of_releases_that_start_at_once_exactly_one_leads(num_releases: in
 
 async def test_who_cannot_see_the_others_does_not_lead() -> None:
     cluster = MemoryCluster()
-    cluster.before.append(Failing(error=ClusterError("leases is forbidden"), verbs=("list",), resource=LEASES))
+    cluster.before.append(Fault(error=ClusterError("leases is forbidden"), verbs=("list",), resource=LEASES))
     alone = election(cluster, "a", ALL)
     waiting = asyncio.create_task(alone.acquire())
     assert await pending(waiting)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cluster_faults import Failing, Request
+from cluster_faults import Fault
 from memory_cluster import MemoryCluster
 from operator_world import KEY, job
 from spottrain_api.contract.assignments import CapacityType
@@ -27,33 +27,7 @@ from spottrain_operator.objects.pods import JobRef, annotate_pod, build_pod
 from spottrain_operator.objects.watched_cluster import WatchedCluster
 
 CONTROL = ControlAddress(url="https://control:8443", ca="CA")
-
-
-class Unreliable(MemoryCluster):
-    """Loses the answer to a write that took effect, while `loses_answers` is set.
-
-    The answer to the write of a status comes once `answers` is set. The watch of the resource `hides` shows nothing.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answers = asyncio.Event()
-        self.answers.set()
-
-        self.loses_answers = False
-        self.hides: Resource | None = None
-        self.before.append(self._shows)
-        self.after.append(self._answers)
-
-    async def _shows(self, request: Request) -> None:
-        if request[:2] == ("watch", self.hides):
-            await asyncio.Event().wait()
-
-    async def _answers(self, request: Request) -> None:
-        if request[:2] == ("replace", JOBS):
-            await self.answers.wait()
-        if self.loses_answers and request[:2] in (("create", PODS), ("replace", JOBS)):
-            raise ClusterError("the connection was closed")
+LOST = ClusterError("the connection was closed")
 
 
 async def replace_status(cluster: Cluster, job: Manifest) -> Manifest:
@@ -61,10 +35,16 @@ async def replace_status(cluster: Cluster, job: Manifest) -> Manifest:
 
 
 class World:
-    """A cluster, the caches before it, and what they have told."""
+    """A cluster, the caches before it, and what they have told.
+
+    Attributes:
+        answer: What happens to the answers to writes that took effect.
+    """
 
     def __init__(self) -> None:
-        self.direct = Unreliable()
+        self.direct = MemoryCluster()
+        self.answer = Fault(verbs=("create", "replace"))
+        self.direct.after.append(self.answer)
         self.changes: list[tuple[Resource, Change]] = []
         self.cluster = WatchedCluster(self.direct, lambda *change: self.changes.append(change))
         self.uid = self.direct.put_job(job())["metadata"]["uid"]
@@ -81,6 +61,10 @@ class World:
         )
         made["spec"] |= spec
         return made
+
+    def hide(self, resource: Resource) -> None:
+        """From now on, its watch shows nothing."""
+        self.direct.before.append(Fault(verbs=("watch",), resource=resource, answers=asyncio.Event()))
 
     async def names(self) -> list[str]:
         return [pod["metadata"]["name"] for pod in await self.pods()]
@@ -177,8 +161,8 @@ async def test_an_echo_before_the_answer_wakes_nobody_if_it_shows_what_was_writt
         await world.names()
         num_reads = world.direct.num_reads[PODS]
         world.changes.clear()
-        world.direct.answers.clear()
-        world.direct.loses_answers = lost
+        world.answer.answers = asyncio.Event()
+        world.answer.error = LOST if lost else None
         status = {"phase": "Running", "lastSequence": 1}
         writing = asyncio.create_task(replace_status(world.cluster, found | {"status": status}))
         await until(lambda: world.direct.jobs[KEY].get("status"))
@@ -186,7 +170,7 @@ async def test_an_echo_before_the_answer_wakes_nobody_if_it_shows_what_was_writt
             world.direct.put_job(world.direct.jobs[KEY] | {"spec": job(image="other")["spec"]})
         await until(lambda: world.seen() == world.direct.jobs[KEY]["spec"]["image"])
         assert not world.changes, "it may be the own status"
-        world.direct.answers.set()
+        world.answer.release()
         await asyncio.wait({writing})
         told = [(change.before, change.after) for _, change in world.changes]
         if not lost and not edited:
@@ -206,22 +190,22 @@ async def test_a_deletion_during_a_write_that_fails_is_told(world: World) -> Non
     async with world.watched():
         found = await world.job()
         world.changes.clear()
-        world.direct.answers.clear()
-        world.direct.loses_answers = True
+        world.answer.answers = asyncio.Event()
+        world.answer.error = LOST
         writing = asyncio.create_task(replace_status(world.cluster, found | {"status": {"phase": "Running"}}))
         await until(lambda: world.direct.jobs[KEY].get("status"))
         await world.direct.delete(JOBS, KEY.name, namespace=KEY.namespace, uid=world.uid)
         await until(lambda: world.cluster._jobs.get((KEY.namespace, KEY.name)) is None)
-        world.direct.answers.set()
+        world.answer.release()
         await asyncio.wait({writing})
         assert [(kind, change.after) for kind, change in world.changes] == [(JOBS, None)]
 
 
 async def test_a_pod_whose_creation_was_not_answered_is_looked_for(world: World) -> None:
-    world.direct.loses_answers = True
+    world.answer.error = LOST
     with pytest.raises(ClusterError):
         await world.cluster.create(PODS, world.pod(1))
-    world.direct.loses_answers = False
+    world.answer.error = None
     assert await world.names() == ["gpt-1"], "otherwise the next pass would create another"
     world.direct.num_reads.clear()
     assert await world.names() == ["gpt-1"]
@@ -247,7 +231,7 @@ async def test_a_pod_that_a_fresh_look_misses_does_not_come_back(world: World) -
 
 
 async def test_a_status_that_may_have_been_written_is_read(world: World) -> None:
-    world.direct.loses_answers = True
+    world.answer.error = LOST
     with pytest.raises(ClusterError):
         await replace_status(world.cluster, await world.job() | {"status": {"phase": "Running"}})
     assert (await world.job())["status"] == {"phase": "Running"}
@@ -281,7 +265,7 @@ async def test_a_job_is_read_whose_status_does_not_count_a_pod(world: World) -> 
 
     They would be deleted.
     """
-    world.direct.hides = JOBS
+    world.hide(JOBS)
     async with world.watched():
         world.changes.clear()
         edited = world.direct.put_job(job(image="other"))
@@ -293,7 +277,7 @@ async def test_a_job_is_read_whose_status_does_not_count_a_pod(world: World) -> 
 
 async def test_pods_are_read_that_the_status_of_another_operator_counts(world: World) -> None:
     """Otherwise members of a generation that it has started would seem to be gone."""
-    world.direct.hides = PODS
+    world.hide(PODS)
     async with world.watched():
         world.changes.clear()
         await replace_status(world.direct, await world.job() | {"status": {"lastSequence": 1}})
@@ -323,7 +307,7 @@ async def test_a_job_that_is_gone_stays_gone(world: World) -> None:
 async def test_the_pods_of_a_job_that_is_gone_are_read_once(world: World) -> None:
     """Otherwise those that Kubernetes has orphaned just before would be deleted."""
     await world.cluster.create(PODS, world.pod(1))
-    world.direct.hides = PODS
+    world.hide(PODS)
     async with world.watched():
         world.changes.clear()
         pod = world.direct.pods[KEY.namespace, "gpt-1"]
@@ -364,7 +348,7 @@ async def test_watches_go_on_where_they_ended(world: World) -> None:
     async with world.watched():
         await world.cluster.create(PODS, world.pod(1))
         world.direct.num_reads.clear()
-        world.direct.before.append(Failing(error=ClusterError("connection refused"), verbs=("watch",)))
+        world.direct.before.append(Fault(error=ClusterError("connection refused"), verbs=("watch",)))
         await asyncio.sleep(0.02)
         world.direct.put_node({"metadata": {"name": "node-a"}, "spec": {}, "status": {}})
         world.direct.before.pop()
