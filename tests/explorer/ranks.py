@@ -222,6 +222,7 @@ class _State:
         return set()
 
     extra = tensors
+    alike = frozen
 
 
 @lru_cache(maxsize=200_000)

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.errors import CheckpointError, SaveFailed, StorageUnavailable
+from spottrain.checkpoint.errors import CheckpointError, RanksDiffer, SaveFailed, StorageUnavailable
 from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.stores.uri import open_storage
@@ -323,6 +323,48 @@ def frozen_weights_change(me: Rank) -> None:
     assert save(resumed, into, 20).needs == (base,)
 
 
+def odd_state(which: int) -> dict[str, Any]:
+    """A state, with one thing changed."""
+    big = torch.arange(300_000, dtype=torch.float32)
+    state: dict[str, Any] = {"model": {"big": big, "small": torch.ones(3), "count": torch.tensor(7)}}
+    state["optimizer"] = {"state": {"big": {"moment": torch.zeros(5)}}, "groups": [{"lr": 0.1, "on": True}]}
+    model, group, states = state["model"], state["optimizer"]["groups"][0], state["optimizer"]["state"]
+    changes = [
+        lambda: None,
+        lambda: big[-1].add_(1e6),
+        lambda: model["count"].add_(1),
+        lambda: states["big"]["moment"][2].fill_(1e-30),
+        lambda: states.update(of_rank_1={"moment": torch.zeros(5)}),
+        lambda: group.update(lr=0.2),
+        lambda: group.update(on=False),
+        lambda: model.update(small=torch.ones(3, dtype=torch.float64)),
+    ]
+    changes[which]()
+    return state
+
+
+def differing(me: Rank) -> None:
+    """What a commit holds once, and the ranks have differently, is named on all ranks, and nothing is committed."""
+    names = ["model.big", "model.count", "optimizer.state.big.moment", "optimizer.state.of_rank_1.moment"]
+    names += ["optimizer.groups.0.lr", "optimizer.groups.0.on", "model.small"]
+    for number, name in enumerate(names, start=1):
+        own = number if me.rank == 1 else 0
+        for save in (me.checkpointer.save_in_background, me.checkpointer.save):
+            with pytest.raises(RanksDiffer, match=rf"^Rank 1 has another {name} than rank 0, and a commit holds one"):
+                save(odd_state(own), step=1)
+        with pytest.raises(RanksDiffer, match=name):
+            me.checkpointer.prepare(odd_state(own), frozen=["model.big"])
+    extra = {"clock": float(me.rank), "of_script": {"best": [1, 2, me.rank]}}
+    with pytest.raises(RanksDiffer, match=r"another of_script\.best\.2 than rank 0"):
+        me.checkpointer.save(odd_state(0), step=1, extra=extra, alike=[("of_script",)])
+    assert me.checkpointer.latest() is None
+    # Rank 0's clock counts, and processors of different kinds round differently.
+    rounded = odd_state(0)
+    rounded["model"]["big"] *= 1 + 1e-7 * me.rank
+    rounded["optimizer"]["groups"][0]["lr"] *= 1 + 1e-15 * me.rank
+    assert me.checkpointer.save(rounded, step=1, extra=extra).commit is not None
+
+
 def agreement(me: Rank) -> None:
     """One start of the processes for all of these; each has a store of its own."""
     for scenario in (
@@ -332,6 +374,7 @@ def agreement(me: Rank) -> None:
         unsupported_on_one_rank,
         busy,
         frozen_weights_change,
+        differing,
     ):
         scenario(replace(me, uri=f"{me.uri}/{scenario.__name__}"))
 

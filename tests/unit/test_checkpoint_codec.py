@@ -59,6 +59,22 @@ def test_plain_values_come_back_as_they_were(value: Any) -> None:
     assert same(codec.decode(json.loads(text)), value)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(6).reshape(2, 3),
+        np.array([1.5, np.nan], np.float32),
+        np.zeros((0, 2), bool),
+        np.asfortranarray(np.eye(3)),
+    ],
+)
+def test_an_array_of_numpy_comes_back(value: Any) -> None:
+    found = codec.decode(json.loads(json.dumps(codec.encode({"a": [value]}))))["a"][0]
+    assert found.dtype == value.dtype
+    assert np.array_equal(found, value, equal_nan=value.dtype.kind == "f")
+    found[...] = 0  # it can be written
+
+
 @pytest.mark.parametrize("value", [np.float32(0.5), np.float64("nan"), np.int64(3), np.bool_(True), np.str_("x")])
 def test_a_scalar_of_numpy_comes_back_as_pythons(value: Any) -> None:
     found = codec.decode(codec.encode([value]))

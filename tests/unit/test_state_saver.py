@@ -23,7 +23,7 @@ from spottrain.recovery.schedule import CheckpointSchedule
 from spottrain.world.progress import ProgressReporter
 from spottrain_api.contract.reports import FailureReason
 
-STATE = cast(Any, SimpleNamespace(tensors=lambda: {"w": torch.ones(3)}, frozen=set, extra=dict))
+STATE = cast(Any, SimpleNamespace(tensors=lambda: {"w": torch.ones(3)}, frozen=set, extra=dict, alike=tuple))
 
 
 class HangingStorage(MemoryStorage):
@@ -118,7 +118,7 @@ def test_what_a_save_of_frozen_weights_took_is_no_forecast_of_the_next(storage: 
     The commit of the large model took long, and is no forecast.
     """
     tensors = {"base": torch.ones(1000), "adapter": torch.ones(3)}
-    lora = cast(Any, SimpleNamespace(tensors=lambda: tensors, frozen=lambda: {"base"}, extra=dict))
+    lora = cast(Any, SimpleNamespace(tensors=lambda: tensors, frozen=lambda: {"base"}, extra=dict, alike=tuple))
     saver = saver_to(storage, slow_seconds=3600.0)
     forecasts = []
     for step in (10, 20):

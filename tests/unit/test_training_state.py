@@ -19,10 +19,9 @@ from torch.optim.lr_scheduler import (
 
 import spottrain
 from one_rank_runs import STEPS, train
-from spottrain.checkpoint.errors import UnsupportedState
 from spottrain.engines.buffers import check_buffers
 from spottrain.schedules import warmup_cosine
-from spottrain.world.failures import UserError
+from spottrain.world.failures import Drained, UserError
 from spottrain_api.settings.choices import StabilityAction
 from spottrain_api.settings.stability import StabilityConfig
 
@@ -156,32 +155,49 @@ def _sigterm_as_before() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.usefixtures("_sigterm_as_before")
-@pytest.mark.parametrize(("spoilt", "drained", "ended"), [(1, None, 1), (3, 3, 4)], ids=["at once", "at the drain"])
-def test_variables_that_can_no_longer_be_committed_end_the_run(
-    spoilt: int, drained: int | None, ended: int, tmp_path: Path
+def spoil_and_drain(folder: Path, best: Best, spoilt: int, drained: int | None) -> list[int]:
+    """Steps of a run whose variables can't be committed from step `spoilt` on, and that drains in step `drained`."""
+    done: list[int] = []
+    with spottrain.session(global_batch=1, micro_batch=1, checkpoint_uri=f"file://{folder}") as session:
+        training = session.prepare(
+            nn.Linear(1, 1), optimizer=sgd, dataset=[torch.ones(1)] * 8, stateful={"best": best}
+        )
+        for step in training.steps(total=8):
+            done.append(step.number)
+            for batch in step.micro_batches():
+                step.backward(training.model(batch).sum())
+            step.update()
+            if step.number == spoilt:
+                best.steps = {spoilt}  # type: ignore[assignment]
+            if step.number == drained:
+                signal.raise_signal(signal.SIGTERM)
+    return done
+
+
+def test_variables_that_cannot_be_committed_end_the_run_after_its_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A drain that only warned would lose the steps of each generation."""
-    best, done = Best(), []
+    with pytest.raises(SystemExit, match="1"):
+        spoil_and_drain(tmp_path, Best(), 1, None)
+    assert "'stateful.best.steps' is a builtins.set" in capsys.readouterr().err
 
-    def run() -> None:
-        with spottrain.session(global_batch=1, micro_batch=1, checkpoint_uri=f"file://{tmp_path}") as session:
-            training = session.prepare(
-                nn.Linear(1, 1), optimizer=sgd, dataset=[torch.ones(1)] * 8, stateful={"best": best}
-            )
-            for step in training.steps(total=8):
-                for batch in step.micro_batches():
-                    step.backward(training.model(batch).sum())
-                step.update()
-                done.append(step.number)
-                if step.number == spoilt:
-                    best.steps = {spoilt}  # type: ignore[assignment]
-                if step.number == drained:
-                    signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(UnsupportedState, match=r"'stateful\.best\.steps' is a builtins\.set"):
-        run()
-    assert done == list(range(1, ended + 1))
+@pytest.mark.usefixtures("_sigterm_as_before")
+def test_variables_that_can_no_longer_be_committed_are_left_out_at_the_drain(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To fail would lose the steps since the newest commit, and with them those of each generation."""
+    with pytest.raises(Drained):
+        spoil_and_drain(tmp_path, Best(), 3, 3)
+    said = [record.getMessage() for record in caplog.records]
+    assert any(
+        "of step 4 is without the state of best (stateful), which a resume would start afresh. The state at "
+        "'stateful.best.steps' is a builtins.set" in each
+        for each in said
+    )
+    caplog.clear()
+    assert spoil_and_drain(tmp_path, Best(), 9, None) == [5, 6, 7, 8]
+    assert "holds no state of best (stateful), which starts afresh" in caplog.text
 
 
 def test_the_step_counts_as_completed_after_its_update() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 import spottrain
 from spottrain.adapters.transformers import SpottrainTrainer
@@ -32,13 +35,13 @@ class Model(nn.Module):
         return {"loss": (self.linear(x).squeeze(-1) - labels).square().mean()}
 
 
-def train(folder: Path, steps: int) -> SpottrainTrainer:
+def train(folder: Path, steps: int, callbacks: list[TrainerCallback] | None = None) -> SpottrainTrainer:
     data = [{"x": torch.ones(4), "labels": torch.ones(())} for _ in range(8)]
     with spottrain.session(global_batch=1, micro_batch=1, checkpoint_uri=f"file://{folder}/checkpoints") as session:
         args = TrainingArguments(
             str(folder), max_steps=steps, use_cpu=True, report_to="none", include_num_input_tokens_seen="all"
         )
-        trainer = SpottrainTrainer(session=session, model=Model(), args=args, train_dataset=data)
+        trainer = SpottrainTrainer(session=session, model=Model(), args=args, train_dataset=data, callbacks=callbacks)
         trainer.train()
     return trainer
 
@@ -59,3 +62,29 @@ def test_the_speed_in_tokens_is_that_of_the_steps_since_the_resume(tmp_path: Pat
     trainer = train(tmp_path, steps=6)
     assert trainer.state.num_input_tokens_seen == 6 * 4
     assert trainer._initial_num_input_tokens_seen == 2 * 4
+
+
+class Odd(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """It keeps, and logs, what is no JSON."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {}
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        logged = {"scalar": np.float32(state.global_step), "tensor": torch.tensor([1.0, 2.0]), "array": np.arange(3)}
+        state.log_history.append({**logged, "step": state.global_step})
+        self.seen = logged
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"seen": self.seen}}
+
+
+def test_what_is_logged_or_kept_by_a_callback_may_be_of_numpy_or_torch(tmp_path: Path) -> None:
+    train(tmp_path, steps=2, callbacks=[Odd()])
+    again = Odd()
+    trainer = train(tmp_path, steps=3, callbacks=[again])
+    first, second, third = [entry for entry in trainer.state.log_history if "scalar" in entry]
+    assert (first["scalar"], second["scalar"], third["scalar"]) == (1.0, 2.0, 3.0)
+    assert torch.equal(first["tensor"], third["tensor"])
+    assert np.array_equal(second["array"], third["array"])
+    assert again.seen["scalar"] == 3.0

@@ -100,7 +100,8 @@ class AcceleratedLoop(ForeignLoop):
             shuffle=shuffle,
             num_workers=num_workers,
             loader=loader,
-            stateful={"objects": objects} | ({"scaler": scaler} if scaler is not None else {}),
+            stateful={"objects": objects},
+            records={"scaler": scaler} if scaler is not None else {},
             instead=_ARGUMENTS,
         )
         super().__init__(training, total)

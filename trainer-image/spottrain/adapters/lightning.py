@@ -216,7 +216,7 @@ class SpottrainStrategy(DDPStrategy):
             self.optimizers[0],
             scheduler=schedules[0].scheduler if schedules else None,
             **self._data,
-            stateful={"lightning": Records(trainer)},
+            records={"lightning": Records(trainer)},
             instead=_ARGUMENTS,
         )
         self.loop = ForeignLoop(training, trainer.max_steps)

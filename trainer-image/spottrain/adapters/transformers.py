@@ -11,8 +11,6 @@ replace the Trainer's own.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -29,10 +27,11 @@ from spottrain.data import random_state
 from spottrain.loop.acceptance import check_dataset
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session
+from spottrain.recovery.training_state import Stateful
 from spottrain.world.failures import UserError
 
 # Fields of TrainerState that belong to the run. The others follow from the arguments of this generation.
-_OF_THE_RUN = ("epoch", "num_input_tokens_seen", "total_flos", "log_history", "best_metric", "best_global_step")
+_OF_THE_RUN = ("epoch", "num_input_tokens_seen", "total_flos", "best_metric", "best_global_step")
 # Sampling strategies that the job can follow, and whether they shuffle.
 _SHUFFLES = {"random": True, "sequential": False}
 # Methods by which a subclass sets an order of its own, which would differ for every world size.
@@ -189,7 +188,7 @@ class SpottrainTrainer(Trainer):
             shuffle=_SHUFFLES[self.args.train_sampling_strategy],
             num_workers=self.args.dataloader_num_workers,
             loader=self._loader(),
-            stateful={"trainer": self} | ({"scaler": scaler} if scaler is not None else {}),
+            records=self._records() | ({"scaler": scaler} if scaler is not None else {}),
             instead=_ARGUMENTS,
         )
         self.loop = ForeignLoop(training, state.max_steps)
@@ -300,29 +299,56 @@ class SpottrainTrainer(Trainer):
         super()._track_num_input_tokens(inputs)
 
     def state_dict(self) -> dict[str, Any]:
-        callbacks = [[type(each).__name__, each.state()["attributes"]] for each in self._exportable()]
+        records = {name: getattr(self.state, name) for name in (*_OF_THE_RUN, "global_step", "max_steps")}
         return {
-            "state": json.dumps(dataclasses.asdict(self.state)),
-            "callbacks": json.dumps(callbacks),
+            **records,
             "should_stop": bool(self.control.should_training_stop),
             "is_evaluating": self._is_evaluating,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        saved = json.loads(state_dict["state"])
         for name in _OF_THE_RUN:
-            setattr(self.state, name, saved[name])
+            setattr(self.state, name, state_dict[name])
         # The Trainer also sets it at the end of the run, which is no end if this run is longer.
-        stopped_early = saved["global_step"] < saved["max_steps"]
-        self.control.should_training_stop = stopped_early and state_dict.get("should_stop", False)
-        self._is_evaluating = state_dict.get("is_evaluating", False)
-        left = self._exportable()
-        for kind, attributes in json.loads(state_dict.get("callbacks", "[]")):
-            callback = next((each for each in left if type(each).__name__ == kind), None)
-            if callback is not None:
-                left.remove(callback)
-                vars(callback).update(attributes)
+        stopped_early = state_dict["global_step"] < state_dict["max_steps"]
+        self.control.should_training_stop = stopped_early and state_dict["should_stop"]
+        self._is_evaluating = state_dict["is_evaluating"]
 
-    def _exportable(self) -> list[Any]:
-        """Callbacks with a state, such as the patience of EarlyStoppingCallback."""
-        return [each for each in self.callback_handler.callbacks if isinstance(each, ExportableState)]
+    def _records(self) -> dict[str, Stateful]:
+        """What commits hold of the Trainer: its counts, its log, and each callback that has a state.
+
+        They are parts of their own: what can't be stored of one costs no other.
+        """
+        found: dict[str, Stateful] = {"trainer": self, "log": Log(self)}
+        for each in self.callback_handler.callbacks:
+            if isinstance(each, ExportableState):  # such as EarlyStoppingCallback, for its patience
+                kind = f"callback {type(each).__name__}"
+                found[f"{kind} {sum(name.startswith(f'{kind} ') for name in found)}"] = CallbackState(each)
+        return found
+
+
+class Log:
+    """What the Trainer has logged. Implements Stateful."""
+
+    def __init__(self, trainer: SpottrainTrainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": self._trainer.state.log_history}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self._trainer.state.log_history = state_dict["history"]
+
+
+class CallbackState:
+    """The attributes of a callback. Implements Stateful."""
+
+    def __init__(self, callback: Any) -> None:
+        self._callback = callback
+
+    def state_dict(self) -> dict[str, Any]:
+        attributes: dict[str, Any] = self._callback.state()["attributes"]
+        return attributes
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        vars(self._callback).update(state_dict)

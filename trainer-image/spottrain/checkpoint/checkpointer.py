@@ -21,6 +21,7 @@ from spottrain.checkpoint.format.head import fence
 from spottrain.checkpoint.format.manifest import Receipt
 from spottrain.checkpoint.loading.loader import Loaded, Loader, Room
 from spottrain.checkpoint.peers.replicas import Replicas
+from spottrain.checkpoint.saving.alike import Alike, Path
 from spottrain.checkpoint.saving.committer import Committer
 from spottrain.checkpoint.saving.frozen import FrozenWeights
 from spottrain.checkpoint.saving.known_plan import KnownPlan
@@ -158,17 +159,27 @@ class Checkpointer:
         return self._loader.load(room, frozen, lambda: found)
 
     def prepare(
-        self, state: dict[str, Any], *, frozen: Collection[str] = (), extra: dict[str, Any] | None = None
+        self,
+        state: dict[str, Any],
+        *,
+        frozen: Collection[str] = (),
+        extra: dict[str, Any] | None = None,
+        alike: Collection[Path] = (),
     ) -> None:
         """Plan and allocate ahead for states of this structure.
 
         So the first save is not slow. The connection to the store is opened in the background. Raises
-        UnsupportedState, as the save would.
+        UnsupportedState or RanksDiffer, as the save would; here also for frozen weights that differ.
         """
-        parts = self._collectives.together(lambda: self._split(state, frozen, extra, None))
-        (outdated, unwritten), _ = self._collectives.any_and_token(
-            self._plan.is_outdated(parts.trained), self._frozen.is_unwritten(parts.frozen)
+        parts = self._collectives.together(lambda: self._split(state, frozen, extra, None, alike))
+        every = Alike.of(parts.tensors, parts.tree, parts.extra, alike)
+        (outdated, unwritten), _, is_alike = self._collectives.agree(
+            self._plan.is_outdated(parts.trained),
+            self._frozen.is_unwritten(parts.frozen),
+            digest=self._digest(every),
         )
+        if not is_alike:
+            self._raise_difference(every)
         # The save under way may be the one that writes them.
         if unwritten and self._current is None and (new := self._frozen.agree(parts.frozen)):
             self._frozen.prepare(new)
@@ -183,6 +194,7 @@ class Checkpointer:
         step: int,
         frozen: Collection[str] = (),
         extra: dict[str, Any] | None = None,
+        alike: Collection[Path] = (),
         rank_state: dict[str, Any] | None = None,
         deadline_seconds: float | None = None,
     ) -> SaveHandle:
@@ -196,6 +208,7 @@ class Checkpointer:
             frozen: Names of tensors that aren't trained, as `codec.split` returns them. They are written once, and
                 again only if they have changed.
             extra: Plain values that are stored beside the state, from rank 0.
+            alike: Where `extra` has values that are the same on all ranks. Others are rank 0's alone.
             rank_state: Plain values of each rank's own.
             deadline_seconds: Limit of the waits for the previous save and for the other ranks' receipts.
 
@@ -203,11 +216,12 @@ class Checkpointer:
             The save, with `commit` set on every rank.
 
         Raises:
+            RanksDiffer: On every rank: they differ in what the commit would hold once. Nothing is saved.
             CheckpointError: On every rank: the save failed, or the state can't be stored.
         """
         started = time.monotonic()
         self.settle(deadline_seconds)
-        parts, agreement = self._agree(state, frozen, extra, rank_state, unless_saved=step)
+        parts, agreement = self._agree(state, frozen, extra, rank_state, alike, unless_saved=step)
         if agreement.is_busy:
             raise SaveFailed(
                 f"Step {step} was not committed: the previous save was still under way after {deadline_seconds} s."
@@ -229,6 +243,7 @@ class Checkpointer:
         step: int,
         frozen: Collection[str] = (),
         extra: dict[str, Any] | None = None,
+        alike: Collection[Path] = (),
         rank_state: dict[str, Any] | None = None,
     ) -> SaveHandle | None:
         """Stage `state` after `step` steps, and save it in the background.
@@ -238,16 +253,18 @@ class Checkpointer:
             step: Number of steps that the state has seen.
             frozen: Names of tensors that aren't trained.
             extra: Plain values that are stored beside the state.
+            alike: Where `extra` has values that are the same on all ranks.
             rank_state: Plain values of each rank's own.
 
         Returns:
             The save, or None, on all ranks, if the previous save is still under way on one of them.
 
         Raises:
+            RanksDiffer: On every rank: they differ in what the commit would hold once.
             CheckpointError: On every rank: the state can't be stored.
         """
         started = time.monotonic()
-        parts, agreement = self._agree(state, frozen, extra, rank_state)
+        parts, agreement = self._agree(state, frozen, extra, rank_state, alike)
         if agreement.is_busy:
             return None
         task = self._stage(parts, agreement, step, started=started, is_followed_by_clean_up=True)
@@ -326,17 +343,20 @@ class Checkpointer:
         frozen: Collection[str],
         extra: dict[str, Any] | None,
         rank_state: dict[str, Any] | None,
+        alike: Collection[Path],
     ) -> Parts:
         """The parts of a save. Raises UnsupportedState."""
         tensors, tree = codec.split(state)
         trained, once = self._frozen.split(tensors, frozen)
+        values = codec.encode(extra or {})
         return Parts(
             tensors=tensors,
             trained=trained,
             frozen=once,
             tree=tree,
-            extra=codec.encode(extra or {}),
+            extra=values,
             rank_state=codec.encode(rank_state),
+            alike=Alike.of(trained, tree, values, alike),
         )
 
     def _agree(
@@ -345,6 +365,7 @@ class Checkpointer:
         frozen: Collection[str],
         extra: dict[str, Any] | None,
         rank_state: dict[str, Any] | None,
+        alike: Collection[Path],
         *,
         unless_saved: int | None = None,
     ) -> tuple[Parts, Agreement]:
@@ -353,22 +374,27 @@ class Checkpointer:
         If the step `unless_saved` is committed already, the save is not wanted.
         """
         found = result_or_error(
-            lambda: (self._split(state, frozen, extra, rank_state), self._is_unsaved(unless_saved))
+            lambda: (self._split(state, frozen, extra, rank_state, alike), self._is_unsaved(unless_saved))
         )
-        trained, once, wanted = codec.Tensors(), codec.Tensors(), False
+        trained, once, wanted, digest = codec.Tensors(), codec.Tensors(), False, 0
+        is_busy = self._current is not None and not self._current.done
         if not isinstance(found, CheckpointError):
             trained, once, wanted = found[0].trained, found[0].frozen, found[1]
+            digest = 0 if is_busy else self._digest(found[0].alike)
         # The ranks finish their parts at different times, so they have to agree on what to do. They exchange one
         # message for that, before they copy: a rank that has copied starts to write, and on busy processors that
         # slows down the copies of the others.
-        (failed, busy, wanted, outdated, unwritten), token = self._collectives.any_and_token(
+        (failed, busy, wanted, outdated, unwritten), token, is_alike = self._collectives.agree(
             failed := isinstance(found, CheckpointError),
-            self._current is not None and not self._current.done,
+            is_busy,
             wanted,
             failed or self._plan.is_outdated(trained),
             self._frozen.is_unwritten(once),
+            digest=digest,
         )
         parts, _ = self._collectives.unless_failed(found, failed)
+        if wanted and not busy and not is_alike:
+            self._raise_difference(parts.alike)
         return parts, Agreement(
             is_busy=busy, is_wanted=wanted, is_outdated=outdated, has_unwritten=unwritten, token=token
         )
@@ -416,6 +442,13 @@ class Checkpointer:
             receipts_timeout_seconds=receipts_timeout_seconds or self._receipts_timeout_seconds,
             is_followed_by_clean_up=is_followed_by_clean_up,
         )
+
+    def _digest(self, alike: Alike) -> int:
+        return alike.digest() if self._group is not None else 0
+
+    def _raise_difference(self, alike: Alike) -> None:
+        assert self._group is not None  # one rank has nobody to differ from
+        alike.raise_difference(self._group)
 
     def _is_unsaved(self, step: int | None) -> bool:
         """Whether to save this step, as rank 0 sees it: the other ranks don't know.

@@ -75,12 +75,17 @@ class Collectives:
 
     def any_and_token(self, *flags: bool) -> tuple[list[bool], int]:
         """Which flags are set on any rank, and a random number of rank 0. One small reduction finds both."""
+        any_of, token, _ = self.agree(*flags, digest=0)
+        return any_of, token
+
+    def agree(self, *flags: bool, digest: int) -> tuple[list[bool], int, bool]:
+        """As `any_and_token`, and whether all ranks have the same digest, a number below 2**63."""
         token = secrets.randbits(63) if self._rank == 0 else 0
-        values = torch.tensor([*flags, token], dtype=torch.int64)
+        values = torch.tensor([*flags, token, digest, -digest], dtype=torch.int64)
         if self._group is not None:
             dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group)
-        *any_of, token = values.tolist()
-        return [bool(flag) for flag in any_of], token
+        *any_of, token, most, least = values.tolist()
+        return [bool(flag) for flag in any_of], token, most == -least
 
     def union(self, names: set[str]) -> set[str]:
         """The names that any rank gives, on all ranks."""

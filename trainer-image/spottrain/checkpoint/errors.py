@@ -95,6 +95,17 @@ class UnsupportedState(CheckpointError):
     """The state holds a value that can't be stored without pickle."""
 
 
+class RanksDiffer(CheckpointError):
+    """The ranks have different values of what a checkpoint holds once for all of them, under the name `name`."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message, name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class SaveFailed(CheckpointError):
     """This save did not become a commit. The newest commit is still valid."""
 

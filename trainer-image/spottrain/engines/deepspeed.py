@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.deepspeed_config import merged_config
-from spottrain.engines.deepspeed_limits import unfit_for_zero, unfit_optimizer
+from spottrain.engines.deepspeed_limits import refuse_counters, unfit_for_zero, unfit_optimizer
 from spottrain.engines.deepspeed_state import ReplicaState, ZeroState, state_of
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.model_state import frozen_names
@@ -94,6 +94,8 @@ class DeepSpeedEngine:
         self._buffers.share()
         self._trained = TrainedParameters(model)
         self._state = state_of(self._engine, self._base, names)
+        if stage == 3:
+            refuse_counters(self._base, len(self._engine.optimizer.fp32_partitioned_groups_flat))
         wrapped: nn.Module = self._engine
         return wrapped, self._base
 

@@ -5,16 +5,20 @@ DeepSpeed does not say what to do about them.
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import torch
 from torch import nn
 from torch.optim import Adagrad, Optimizer
 
 from spottrain.engines.model_state import unfit_for_shards, wrapping_names
+from spottrain.world.failures import UserError
 
-# Optimizers, by the names of their classes, whose update of an element depends on the rest of its tensor. DeepSpeed's
-# own Muon has another name, and knows ZeRO. The rates of Prodigy and D-Adaptation depend on all tensors.
+# Words in the names of optimizers whose update of an element depends on the rest of its tensor. The rates of Prodigy
+# and D-Adaptation depend on all tensors.
 _OF_WHOLE_TENSORS = {
-    *("adafactor", "fusedlamb", "lamb", "lars", "muon", "novograd", "shampoo", "soap"),
+    *("adafactor", "lamb", "lars", "muon", "novograd", "shampoo", "soap"),
     *("dadaptadagrad", "dadaptadam", "dadaptadan", "dadaptlion", "dadaptsgd", "prodigy"),
 }
 # Those among them that keep lists in their state, which a checkpoint can't hold under any strategy.
@@ -53,12 +57,55 @@ def unfit_for_zero(model: nn.Module, stage: int, precision: torch.dtype) -> str 
     return None
 
 
+def _words(name: str) -> set[str]:
+    """The words of a class's name in lower case, and the whole name: MuonWithAuxAdam is a Muon."""
+    return {word.lower() for word in (*re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name), name)}
+
+
+def refuse_counters(base: Optimizer, num_flats: int) -> None:
+    """Make the first update raise UserError if the optimizer changes options of its groups in a step.
+
+    ZeRO 3 steps it once for each of its flat tensors, each time with all groups.
+    """
+    if num_flats < 2:
+        return
+    before: list[dict[str, Any]] = []
+    calls = 0
+
+    def note(*_: Any) -> None:
+        before[:] = [_options(group) for group in base.param_groups]
+
+    def compare(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        changed = [
+            key
+            for old, group in zip(before, base.param_groups, strict=True)
+            for key, value in _options(group).items()
+            if old.get(key) != value
+        ]
+        if changed:
+            raise UserError(
+                f"The optimizer {type(base).__name__} counts its steps in its groups ({changed[0]}), and ZeRO 3 "
+                f"calls it {num_flats} times a step. Give it one group, or use another stage or the strategy fsdp."
+            )
+        if calls == num_flats:
+            for hook in hooks:
+                hook.remove()
+
+    hooks = [base.register_step_pre_hook(note), base.register_step_post_hook(compare)]
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if isinstance(value, bool | int | float | str)}
+
+
 def unfit_optimizer(optimizer: Optimizer, stage: int) -> str | None:
     """Why a ZeRO stage cannot use `optimizer`, as a sentence; None if it can."""
     for kind in type(optimizer).__mro__:
-        name = kind.__name__.lower()
-        if stage > 0 and name in _OF_WHOLE_TENSORS:
-            others = "" if name in _WITH_LISTS else ", or deepspeed.zeroStage 0, or the strategy ddp"
+        found = _words(kind.__name__) & _OF_WHOLE_TENSORS
+        if stage > 0 and found and not (found == {"muon"} and kind.__module__.startswith("deepspeed.")):
+            others = "" if found & _WITH_LISTS else ", or deepspeed.zeroStage 0, or the strategy ddp"
             return (
                 f"The optimizer {kind.__name__} computes with each tensor as a whole, and ZeRO {stage} gives it "
                 "parts that depend on the number of ranks. Use one that treats each element alone, such as "

@@ -46,7 +46,7 @@ class NamedOptimizer:
         self._names = names
 
     def state(self) -> Values:
-        """What a commit holds. Raises UnsupportedState."""
+        """What a commit holds, with an Unfit in the place of what it can't hold."""
         groups, states, others = self._parts()
         found: dict[str, Values] = {}
         layouts: dict[str, dict[str, list[int]]] = {}
@@ -178,7 +178,7 @@ def check_parameters(saved: Values, here: Mapping[str, Any]) -> None:
 
 
 def named_group(group: Values, names: list[str]) -> Values:
-    """A group of parameters in a commit. Raises UnsupportedState."""
+    """A group of parameters in a commit."""
     options = {key: value for key, value in group.items() if key not in _OF_PARAMETERS}
     return {"params": names, **Packing(None).of(options)}
 
@@ -320,7 +320,7 @@ class Packing:
         self.layouts: dict[str, list[int]] = {}
 
     def of(self, value: Any, path: str = "") -> Any:
-        """Raises UnsupportedState."""
+        """The value, with an Unfit in the place of what no commit can hold."""
         if isinstance(value, dict):
             return {key: self.of(each, f"{path}.{key}") for key, each in value.items()}
         if type(value) in (list, tuple):
@@ -335,18 +335,21 @@ class Packing:
                 or is_wrapping(value.to_local())
                 or any(isinstance(each, Partial) for each in value.placements)
             ):
-                raise UnsupportedState(_not_of_elements(path, value))
+                return codec.Unfit(_not_of_elements(path, value))
             if not (isinstance(parameter, DTensor) and _is_spread_alike(value, parameter)):
                 self.layouts[path] = [each.dim if isinstance(each, Shard) else -1 for each in value.placements]
             return value
         if self._is_cut and value.numel() > 1:
-            raise UnsupportedState(_not_of_elements(path, value))
+            return codec.Unfit(_not_of_elements(path, value))
         if isinstance(parameter, DTensor) and value.shape == parameter.shape:
             self.layouts[path] = []
         if is_wrapping(value):
-            return taken_apart(value, path)
+            try:
+                return taken_apart(value, path)
+            except UnsupportedState as error:
+                return codec.Unfit(str(error))
         if not codec.is_plain(value):
-            raise UnsupportedState(
+            return codec.Unfit(
                 f"The optimizer's state {path!r} is a {type(value).__name__} ({value.dtype}, {value.layout}), which "
                 "a checkpoint can't hold. Use another optimizer."
             )

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import Adafactor, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -23,6 +23,7 @@ from spottrain.checkpoint.errors import UnsupportedState
 from spottrain.checkpoint.format import codec
 from spottrain.data.loader import OPTIONS, Data
 from spottrain.data.order import DataOrder
+from spottrain.engines.optimizer_state import state_dict_of
 from spottrain.recovery.training_state import STABILITY, Stateful, schedule_state
 from spottrain.world.failures import UserError, as_user_errors
 
@@ -164,6 +165,15 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
         raise UserError(
             f"the optimizer {kind} computes the loss again in its step (it needs a closure), and a step here is one "
             "backward pass per micro-batch; use one that needs gradients alone, such as AdamW"
+        )
+    try:
+        state_dict_of(optimizer)
+    except UnsupportedState as error:
+        raise UserError(str(error)) from error
+    if isinstance(optimizer, Adafactor) and any(isinstance(each, DTensor) for each in model.parameters()):
+        raise UserError(
+            "torch's Adafactor can't step sharded parameters: it changes sums over the shards in place, which torch "
+            "refuses. Use the strategy ddp, or the Adafactor of transformers"
         )
     own = set(model.parameters())
     foreign = sum(parameter not in own for group in optimizer.param_groups for parameter in group["params"])

@@ -225,6 +225,7 @@ class Session:
         num_workers: int | None = None,
         loader: Mapping[str, Any] | None = None,
         stateful: Mapping[str, Stateful] | None = None,
+        records: Mapping[str, Stateful] | None = None,
         instead: Mapping[str, str] | None = None,
     ) -> Training:
         """Adopt a model that a different framework has spread and trains.
@@ -242,7 +243,9 @@ class Session:
             tokens_per_sample: For the reported throughput.
             num_workers: As for `prepare`.
             loader: As for `prepare`.
-            stateful: As for `prepare`: parts of the framework, and the script's own.
+            stateful: As for `prepare`: parts that are the same on all ranks.
+            records: Parts of the framework of which a commit holds rank 0's state, as the framework's own checkpoints
+                do.
             instead: The framework's own name for a setting, by the job's field; for messages.
 
         Returns:
@@ -265,7 +268,8 @@ class Session:
         with as_user_errors():
             engine.check(self.config.strategy, model, self.world_size)
             refuse_unapplied(self.config, instead or {})
-        check_stateful(stateful or {})
+        parts = {**(stateful or {}), **(records or {})}
+        check_stateful(parts)
         spread, _ = engine.wrap(model, lambda _: optimizer)
         plain = getattr(model, "module", model)
         return self._assemble(
@@ -278,7 +282,8 @@ class Session:
             scheduler=scheduler,
             model_config=model_config(plain),
             peft=peft_adapters(plain) if self.rank == 0 else None,
-            stateful=stateful,
+            stateful=parts,
+            records=frozenset(records or {}),
         )
 
     def _refuse_second(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from spottrain.checkpoint.errors import CheckpointError, Fenced, UnsupportedState
+from spottrain.checkpoint.errors import CheckpointError, Fenced, RanksDiffer, UnsupportedState
 from spottrain.data import random_state
 from spottrain.data.loader import MicroBatches
 from spottrain.data.rank_data import RankData
@@ -85,6 +85,7 @@ class Training:
         self._meter = LossMeter()
         self._batches: MicroBatches | None = None
         self._loss_was_bad = False
+        self._has_updated = self._is_tried = False
         self._under_way: tuple[Step, float] | None = None  # with the time of its start
         self.before_finish: Callable[[], None] = lambda: None
         """Set by a framework's loop, which the script may have left after an update."""
@@ -182,11 +183,13 @@ class Training:
             UserError: The job is to fail.
         """
         if self._guard is None or self._under_way is None:
+            self._has_updated = True
             return True
         is_bad = not self._engine.gradients_are_finite()
         loss, num_bad = self._agreement.total([self._meter.value(), float(is_bad)])
         verdict = self._guard.judge(self.step + 1, loss, gradients_are_finite=num_bad == 0)
         if verdict is StepDecision.UPDATE:
+            self._has_updated = True
             return True
         self._engine.discard()
         self._skip_or_roll_back(self._guard, verdict)
@@ -288,11 +291,20 @@ class Training:
             self._drain()
         if decision.save_failed:
             self._saver.share_failures()
+        self._prepare_saves()
         if decision.commit or self._schedule.is_due_at_step(self.step):
             self._saver.save_in_background(self._state, self.step)
-        self._saver.prepare(self._state, self.step)
         if decision.replicate:
             self._saver.replicate(self._state, self.step)
+
+    def _prepare_saves(self) -> None:
+        """Try after the first update what a save would do. Raises UserError for a state that no commit can hold."""
+        try:
+            if self._has_updated and not self._is_tried:
+                self._is_tried = True
+                self._saver.prepare(self._state, self.step)
+        except (RanksDiffer, UnsupportedState) as error:
+            raise UserError(str(error)) from error
 
     def _ballot(self) -> Ballot:
         """This rank's ballot at a step boundary."""

@@ -7,10 +7,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from spottrain.checkpoint.checkpointer import Checkpointer
-from spottrain.checkpoint.errors import CheckpointError, Fenced
+from spottrain.checkpoint.errors import CheckpointError, Fenced, RanksDiffer, UnsupportedState
 from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.saving.save_handle import SaveHandle
@@ -19,8 +20,10 @@ from spottrain.recovery.interval import CheckpointCost
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.schedule import CheckpointSchedule
 from spottrain.recovery.store_retries import may_succeed_later, retry
-from spottrain.recovery.training_state import TrainingState
+from spottrain.recovery.training_state import TrainingState, what_fits
 from spottrain_api.contract.reports import CheckpointTimings
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -68,16 +71,17 @@ class StateSaver:
     sleep: Callable[[float], None] = time.sleep
     committed_step: int = 0
     _under_way: _UnderWay | None = None
-    _is_prepared: bool = False
 
     def prepare(self, state: TrainingState, step: int) -> None:
-        """Prepare the first save, which may be the drain's; a collective the first time.
+        """Prepare the first save, which may be the drain's; a collective.
 
-        Call it once a step or a resume has created the optimizer's state. Raises UnsupportedState, as the save would.
+        Call it once a step or a resume has created the optimizer's state. Raises UnsupportedState or RanksDiffer, as
+        the save would.
         """
-        if self.checkpointer is not None and step > 0 and not self._is_prepared:
-            self._is_prepared = True
-            self.checkpointer.prepare(state.tensors(), frozen=state.frozen(), extra=self._extra(state))
+        if self.checkpointer is not None and step > 0:
+            self.checkpointer.prepare(
+                state.tensors(), frozen=state.frozen(), extra=self._extra(state), alike=state.alike()
+            )
 
     def is_due(self) -> bool:
         """Whether a save is due by this rank's clock."""
@@ -92,7 +96,8 @@ class StateSaver:
         if self.checkpointer is None:
             return
         cost = self.schedule.cost
-        handle = self.checkpointer.save_in_background(state.tensors(), step=step, **self._rest(state))
+        start = partial(self.checkpointer.save_in_background, step=step)
+        handle = self._saved_as_far_as_possible(start, state, step)
         if handle is not None:
             self._under_way = _UnderWay(handle, cost.total_seconds if cost is not None else None)
             self.schedule.started()
@@ -142,11 +147,9 @@ class StateSaver:
             return
         self.reports.saving()
         forecast_seconds = self.forecast_seconds()
-        handle = self.checkpointer.save(
-            state.tensors(),
-            step=step,
-            **self._rest(state),
-            deadline_seconds=max(seconds_left, 1.0) if seconds_left < math.inf else None,
+        deadline = max(seconds_left, 1.0) if seconds_left < math.inf else None
+        handle = self._saved_as_far_as_possible(
+            partial(self.checkpointer.save, step=step, deadline_seconds=deadline), state, step
         )
         self._saved(handle, forecast_seconds)
         self.committed_step = step
@@ -231,18 +234,33 @@ class StateSaver:
         clean_up_failure = self.checkpointer.clean_up_failure if self.checkpointer is not None else None
         self.reports.saved(handle, timings, clean_up_failure)
 
-    def _rest(self, state: TrainingState) -> dict[str, Any]:
-        """Arguments of a save besides the tensors."""
-        return {
-            "frozen": state.frozen(),
-            "extra": self._extra(state),
-            "rank_state": random_state.capture(),
-        }
+    def _saved_as_far_as_possible(self, save: Callable[..., T], state: TrainingState, step: int) -> T:
+        """Save without what no commit can hold, and say so: better than to lose the step.
+
+        The first update has shown that a commit can hold the state. What has become of it since is the script's.
+        """
+        rest = {"frozen": state.frozen(), "rank_state": random_state.capture()}
+        tensors, extra = state.tensors(), state.extra()
+        try:
+            return save(tensors, extra=self._with_cost(extra), alike=state.alike(), **rest)
+        except (RanksDiffer, UnsupportedState) as error:
+            tensors, extra, left_out = what_fits(tensors, extra, error)
+            if not left_out:
+                raise
+            handle = save(tensors, extra=self._with_cost(extra), **rest)
+            self.reports.warn(
+                f"The checkpoint of step {step} is without {', '.join(left_out)}, which a resume would start afresh. "
+                f"{error}"
+            )
+            return handle
 
     def _extra(self, state: TrainingState) -> dict[str, Any]:
+        return self._with_cost(state.extra())
+
+    def _with_cost(self, extra: dict[str, Any]) -> dict[str, Any]:
         """The state's plain values, and the cost of a save.
 
         From the cost, the next generation has a forecast before its first save.
         """
         cost = self.schedule.cost
-        return {**state.extra(), "checkpoint_cost": asdict(cost) if cost is not None else None}
+        return {**extra, "checkpoint_cost": asdict(cost) if cost is not None else None}

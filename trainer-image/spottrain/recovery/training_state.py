@@ -13,7 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from spottrain.checkpoint.errors import CheckpointMismatch
+from spottrain.checkpoint.errors import CheckpointError, CheckpointMismatch, RanksDiffer, UnsupportedState
+from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.loading.loader import Loaded
 from spottrain.data import random_state
 from spottrain.engines.engine import Engine
@@ -72,8 +73,9 @@ class TrainingState:
         engine_name: "ddp", "fsdp" or "deepspeed"; None if a framework has spread the model.
         strategy: What `strategy: auto` chose.
         total_steps: Steps of the whole run, once the script has said how many.
-        stateful: Further parts, the same on all ranks: rank 0's state is saved. A part that the checkpoint does not
-            hold starts afresh.
+        stateful: Further parts: rank 0's state is saved. A part that the checkpoint does not hold starts afresh.
+        records: Names of the parts that only rank 0 has right, such as the times that a framework logs. Others are
+            the same on all ranks.
     """
 
     engine: Engine
@@ -86,6 +88,7 @@ class TrainingState:
     strategy: StrategyChoice | None = None
     total_steps: int | None = None
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
+    records: frozenset[str] = frozenset()
 
     def tensors(self) -> dict[str, Any]:
         """Model and optimizer in the form that DCP expects, with their shards."""
@@ -111,6 +114,11 @@ class TrainingState:
         if self.strategy is not None:
             extra[STRATEGY] = self.strategy.model_dump()
         return extra
+
+    def alike(self) -> list[tuple[str, ...]]:
+        """Where `extra` has values that are the same on all ranks."""
+        parts = [("stateful", name) for name in self.stateful if name not in self.records]
+        return [("identity",), ("scheduler",), ("total_steps",), *parts]
 
     def restore(self, loaded: Loaded, scripts: Options, *, seed: int, rank: int) -> None:
         """Restore a commit, and the random numbers. A collective.
@@ -273,6 +281,35 @@ class TrainingState:
                 f"script's: {which}. To change options of a run, see 'Change the learning rate' in "
                 "docs/how-to/resume-fork-export.md."
             )
+
+
+def what_fits(
+    tensors: dict[str, Any], extra: dict[str, Any], error: CheckpointError
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """What a commit can hold of a state after a save ended with `error`.
+
+    Returns:
+        The tensors, without the optimizer's states of parameters that it can't hold; the values besides, without such
+        parts of `stateful`; and the names of what is missing.
+    """
+    if isinstance(error, RanksDiffer):
+        # Rank 0's parts are left, as a commit holds them.
+        return tensors, extra, [error.name] if error.name.startswith("stateful.") else []
+    parts = {name: state for name, state in extra["stateful"].items() if codec.is_storable(state)}
+    states = tensors.get("optimizer", {}).get("state", {})
+    fitting = {name: state for name, state in states.items() if _is_storable(state)}
+    left_out = [f"the state of {name} (stateful)" for name in extra["stateful"] if name not in parts]
+    left_out += [f"the optimizer's state of {name}" for name in states if name not in fitting]
+    kept = {**tensors, "optimizer": {**tensors["optimizer"], "state": fitting}} if states else tensors
+    return kept, {**extra, "stateful": parts}, left_out
+
+
+def _is_storable(state: dict[str, Any]) -> bool:
+    try:
+        codec.split(state)
+    except UnsupportedState:
+        return False
+    return True
 
 
 def _load_part(what: str, part: Stateful, saved: dict[str, Any], step: int, *, advice: str) -> None:

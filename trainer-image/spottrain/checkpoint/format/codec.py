@@ -2,7 +2,7 @@
 
 A state is a tree of tensors and plain values. Every container and value keeps its type: tuples stay tuples, integer
 keys stay integers, NaN stays NaN. Only numpy's scalars become Python's. A value that JSON lacks becomes an object
-with one key that starts with '$'. So does a small tensor among plain values.
+with one key that starts with '$'. So does a small tensor or array among plain values.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,29 @@ MAX_INLINE_BYTES = 1 << 20
 # Levels of JSON in a state. Parsers such as pydantic's stop at some two hundred, writers don't.
 MAX_LEVELS = 180
 _SHOWN_LEVELS = 5
+# Kinds of numpy's arrays whose bytes are all that there is to them: numbers and truth values.
+_ARRAYS = "biufc"
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A value in a state that can't be stored, and the sentence that says why.
+
+    A rank that finds such a value puts this in its place. All ranks then learn of it together, when one encodes it.
+    """
+
+    sentence: str
+
+
+def is_storable(value: Any) -> bool:
+    """Whether a commit can hold a plain value."""
+    if type(value) in (bool, int, float, type(None)):
+        return True
+    try:
+        encode(value)
+    except UnsupportedState:
+        return False
+    return True
 
 
 def is_tensor(value: object) -> bool:
@@ -37,7 +61,8 @@ def split(state: Mapping[str, Any]) -> tuple[Tensors, Json]:
     """Separate a state into its tensors and a JSON tree that refers to them.
 
     Args:
-        state: Tensors and plain values (dict, list, tuple, str, int, float, bool, bytes, None and numpy's scalars).
+        state: Tensors and plain values (dict, list, tuple, str, int, float, bool, bytes, None, and numpy's scalars
+            and arrays).
 
     Returns:
         The tensors by name, and the tree. A tensor's name is its path in the state, joined by dots.
@@ -116,8 +141,20 @@ def _encode(
         )
     if is_tensor(value):
         return tensor(path, value)
+    if isinstance(value, Unfit):
+        raise UnsupportedState(value.sentence)
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, dict):
+        return _encode_dict(value, path, tensor, level)
+    if type(value) in (list, tuple):
+        inner = level + (1 if type(value) is list else 2)
+        items = [_encode(item, (*path, str(index)), tensor, inner) for index, item in enumerate(value)]
+        return items if type(value) is list else {"$tuple": items}
+    return _encode_plain(value, path)
+
+
+def _encode_plain(value: Any, path: tuple[str, ...]) -> Json:
     # Exact types: a subclass (an enum, a namedtuple) would not come back as what it was.
     kind = type(value)
     if value is None or kind in (bool, int):
@@ -128,12 +165,8 @@ def _encode(
         return value if math.isfinite(value) else {"$float": repr(value)}
     if kind is bytes:
         return {"$bytes": base64.b64encode(value).decode()}
-    if kind in (list, tuple):
-        inner = level + (1 if kind is list else 2)
-        items = [_encode(item, (*path, str(index)), tensor, inner) for index, item in enumerate(value)]
-        return items if kind is list else {"$tuple": items}
-    if isinstance(value, dict):
-        return _encode_dict(value, path, tensor, level)
+    if kind is np.ndarray and value.dtype.kind in _ARRAYS:
+        return {"$array": [value.dtype.str, list(value.shape), base64.b64encode(value.tobytes()).decode()]}
     raise _unsupported(path, value)
 
 
@@ -168,6 +201,9 @@ def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, Any]) -> Any:
             case "$small_tensor":
                 dtype, shape, data = value
                 return _small_tensor(dtype, shape, base64.b64decode(data, validate=True))
+            case "$array":
+                dtype, shape, data = value
+                return np.frombuffer(base64.b64decode(data, validate=True), np.dtype(dtype)).reshape(shape).copy()
             case "$float":
                 return float(value)
             case "$bytes":

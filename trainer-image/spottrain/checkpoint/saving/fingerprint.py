@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 from zlib import crc32
@@ -16,6 +16,7 @@ from spottrain.checkpoint.format.codec import is_plain
 _PIECE_BYTES = {"cpu": 1 << 20}
 _LARGEST_PIECE_BYTES = 32 << 20
 _WORD_BYTES = 8
+_SMALL_BYTES = 64 << 10
 
 
 def is_comparable(tensor: torch.Tensor) -> bool:
@@ -40,6 +41,48 @@ def fingerprints(tensors: Mapping[str, torch.Tensor], *, rank: int, world_size: 
         for (name, _), value in zip(of_device, values, strict=True):
             found[name] = hash((found[name], value))
     return found
+
+
+def digest(tensors: Iterable[torch.Tensor]) -> int:
+    """A number for whole tensors together, the same in every process that has the same bytes in the same order."""
+    pieces: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        pieces.setdefault(tensor.device, []).extend(_pieces(tensor))
+    found = 0
+    for of_device in pieces.values():
+        sums = torch.stack([_sum(piece) for piece in _joined(of_device)])
+        found = hash((found, *sums.tolist()))  # waits for a GPU only once
+    return found
+
+
+def projections(tensor: torch.Tensor) -> torch.Tensor:
+    """Sums of a tensor's elements with signs drawn at random.
+
+    They differ by about as much as the tensors do (Johnson and Lindenstrauss). Shape `(8,)`, in float64 on the CPU.
+    """
+    flat = torch.view_as_real(tensor).reshape(-1) if tensor.is_complex() else tensor.reshape(-1)
+    found = torch.zeros(8, dtype=torch.float64)
+    for piece in flat.split(_piece_bytes(flat.device) // _WORD_BYTES):  # type: ignore[no-untyped-call]
+        values, words = piece.to(torch.float64).nan_to_num(), _weights(piece.device)[: len(piece)]
+        for number in range(len(found)):
+            signs = (words >> (number + 1) & 1) * 2 - 1
+            found[number] += float((values * signs).sum())
+    return found
+
+
+def _joined(pieces: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The pieces of one device, small ones joined to larger ones: each sum takes its time."""
+    small: list[torch.Tensor] = []
+    for piece in pieces:
+        if len(piece) > _SMALL_BYTES:
+            yield piece
+            continue
+        small.append(piece)
+        if len(small) * _SMALL_BYTES >= _PIECE_BYTES["cpu"]:
+            yield torch.cat(small)
+            small = []
+    if small:
+        yield torch.cat(small)
 
 
 def _local_parts(name: str, tensor: Any, rank: int, world_size: int) -> Iterator[torch.Tensor]:

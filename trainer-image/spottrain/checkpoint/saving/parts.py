@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.manifest import Receipt
+from spottrain.checkpoint.saving.alike import Alike
 from spottrain.checkpoint.saving.frozen import FrozenPart
 from spottrain.checkpoint.saving.staging import Staged
 
@@ -21,6 +22,7 @@ class Parts:
         tree: The state with its tensors replaced by their names.
         extra: Values that are stored beside the state.
         rank_state: Values of this rank's own.
+        alike: What has to be the same on all ranks.
     """
 
     tensors: codec.Tensors
@@ -29,6 +31,7 @@ class Parts:
     tree: codec.Json
     extra: codec.Json
     rank_state: codec.Json
+    alike: Alike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
