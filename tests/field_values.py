@@ -66,6 +66,7 @@ _GIVEN: dict[str, Any] = {
         "imagePullPolicy": "Always",
         "imagePullSecrets": [{"name": "registry"}],
         "priorityClassName": "high",
+        "runtimeClassName": "nvidia",
         "volumes": [
             {"name": "scratch", "emptyDir": {"medium": "Memory"}},
             {"name": "settings", "configMap": {"name": "settings"}},

@@ -28,7 +28,7 @@ from spottrain_api.contract.assignments import AgentPhase, CapacityType
 from spottrain_api.contract.causes import Cause
 from spottrain_api.contract.names import TAINT_PREEMPTION
 from spottrain_api.contract.notices import NodeWatch, WatchState
-from spottrain_api.contract.reports import CheckpointTimings, FailureReason
+from spottrain_api.contract.reports import CheckpointTimings, Failure, FailureReason
 from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus, Phase, ProgressStatus, Transition
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import culprits, members_of
@@ -352,6 +352,13 @@ def is_moved_to_another_pool(seconds: float) -> bool:
     of_pool = {"pool": "a", "pool_hash": pool_hash(scene.observed.job.spec, CapacityType.SPOT, "a")}
     scene = scene.with_pod(pod(3, **NOT_UP, **of_pool, node=None, unschedulable_since=ago(seconds)))
     return any(isinstance(action, DeletePod) for action in scene.plan().actions)
+
+
+def avoids_the_node(seconds: float) -> bool:
+    broken = Failure(reason=FailureReason.DEVICE_FAILED, message="its GPU is gone")
+    avoided = training_job().says(4, phase=AgentPhase.FAILED, failure=broken).plan().status.avoided_nodes
+    scene = training_job().status(avoided_nodes=avoided).without_pod(4).later(seconds)
+    return any(isinstance(action, CreatePod) and "n4" in action.avoided for action in scene.plan().actions)
 
 
 def is_stray(seconds: float) -> bool:

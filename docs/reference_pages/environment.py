@@ -45,6 +45,8 @@ IN_PODS: Mapping[str, str] = {
     names.ENV_WATCHER_PORT: f"Port of the watcher on the node. Default: {names.WATCHER_PORT}. The chart also "
     "sets it for operator and watcher, from its value watcher.port.",
     names.ENV_CAPACITY_TYPE: "`spot` or `on-demand`. On an on-demand node the agent asks no watcher for notices.",
+    names.ENV_GPUS: "Number of NVIDIA GPUs that the trainer's container has asked for. Ranks refuse to train without "
+    "them. Not set on nodes of a local cluster.",
     names.ENV_GRACE_SECONDS: "Seconds from SIGTERM to SIGKILL (`podTemplate.terminationGracePeriodSeconds`). "
     "Scripts without the library can rely on it.",
     "SPOTTRAIN_RUN_ROOT": "Folder of the run directories, one for each generation.",
@@ -59,6 +61,8 @@ IN_RANKS: Mapping[str, str] = {
     "MASTER_PORT": "Port of the rendezvous store. Set by torchrun.",
     names.ENV_RUN_DIR: "Run directory of the generation. Without it a session takes its settings from its "
     "arguments, as under plain torchrun.",
+    "SPOTTRAIN_SESSION_PROCESS": "Process of the rank while its session is open, so that none of its children opens "
+    "another. Set by the library.",
     "CUDA_VISIBLE_DEVICES": "The GPUs to use. Empty or -1: train on the CPU, although the node has GPUs.",
     names.ENV_DRAIN_FILE: "File that appears, with the deadline as JSON, when SIGTERM is sent. For scripts "
     "without the library.",

@@ -123,6 +123,11 @@ FAILURES: Mapping[FailureReason, Reason] = {
         meaning="The settings of the job and the script contradict each other.",
         action="The message says which setting to change.",
     ),
+    FailureReason.DEVICE_FAILED: Reason(
+        meaning="A GPU of the node fails, or the container lacks GPUs that the pod asked for. A job that has trained "
+        "replaces the pod, avoids the node for an hour, and counts no failure. A new job fails.",
+        action="Look at the node (`nvidia-smi`, Xid errors in its kernel log). For a new job, read the message.",
+    ),
     FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE: Reason(
         meaning="The checkpoint store does not answer, throttles, or hangs.",
         action="Check the store and the network; saves are retried at the next interval.",

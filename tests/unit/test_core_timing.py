@@ -70,6 +70,7 @@ BOUNDARIES = {
     "growth_patience_while_coming": Boundary(scenes.grows_though_a_pod_is_coming, False),
     "growth_min_remaining": Boundary(scenes.grows_with_so_much_left, True),
     "prewarmed_stay": Boundary(scenes.stays_after_the_hint, False),
+    "device_avoidance": Boundary(scenes.avoids_the_node, False),
     "pool_patience": Boundary(scenes.is_moved_to_another_pool, True),
     "leave": Boundary(scenes.is_deleted_after_the_end, False),
     "stray": Boundary(scenes.is_stray, False),

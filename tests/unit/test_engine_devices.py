@@ -18,8 +18,10 @@ from spottrain.data.to_device import to_device
 from spottrain.engines.adopted import AdoptedEngine
 from spottrain.engines.ddp import settle_buckets
 from spottrain.world import launch as launch_module
-from spottrain.world.failures import UserError
+from spottrain.world.failures import UserError, failure_of
 from spottrain.world.launch import Launch, join_world
+from spottrain_api.contract.names import ENV_GPUS
+from spottrain_api.contract.reports import FailureReason
 
 META = torch.device("meta")
 ON_THE_CPU = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1, device=torch.device("cpu"), run_dir=None)
@@ -144,3 +146,58 @@ def test_hidden_gpus_and_nodes_without_one_train_on_the_cpu(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(dist, "init_process_group", Mock())
     assert join_world(ON_THE_CPU).agreement is None
+
+
+def test_a_pod_that_asked_for_gpus_does_not_train_on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As if the container runtime were not NVIDIA's."""
+    monkeypatch.setattr(launch_module, "DEVICES", tmp_path)
+    monkeypatch.setattr(dist, "init_process_group", Mock())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv(ENV_GPUS, "8")
+    with pytest.raises(
+        UserError, match=r"asked for 8 GPU\(s\), and its container has none.*runtimeClassName"
+    ) as refused:
+        join_world(ON_THE_CPU)
+    assert refused.value.reason is FailureReason.DEVICE_FAILED
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert join_world(ON_THE_CPU).agreement is None
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setenv(ENV_GPUS, "0")
+    assert join_world(ON_THE_CPU).agreement is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ("4", FailureReason.DEVICE_FAILED),
+        ("1", FailureReason.INVALID_CONFIGURATION),
+        ("", FailureReason.INVALID_CONFIGURATION),
+    ],
+)
+def test_fewer_gpus_than_a_pod_asked_for_are_a_failed_device(
+    monkeypatch: pytest.MonkeyPatch, asked: str, reason: FailureReason
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv(ENV_GPUS, asked)
+    launch = Launch(
+        rank=5, local_rank=1, world_size=8, local_world_size=4, device=torch.device("cuda", 1), run_dir=None
+    )
+    with pytest.raises(UserError) as refused:
+        join_world(launch)
+    assert refused.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("CUDA error: uncorrectable ECC error encountered", FailureReason.DEVICE_FAILED),
+        ("CUDA error: unknown error", FailureReason.DEVICE_FAILED),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", FailureReason.DEVICE_FAILED),
+        ("CUDA error: device-side assert triggered", FailureReason.SCRIPT_ERROR),
+        ("CUDA error: an illegal memory access was encountered", FailureReason.SCRIPT_ERROR),
+    ],
+)
+def test_errors_of_a_gpu_are_told_from_those_of_a_script(message: str, reason: FailureReason) -> None:
+    failure = failure_of(torch.AcceleratorError(message), rank=3)
+    assert failure is not None
+    assert failure.reason is reason

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import (
     ENV_CONTROL_DIR,
+    ENV_GPUS,
     ENV_POD_UID,
     ENV_WATCHER_PORT,
     LABEL_CAPACITY_TYPE,
@@ -38,7 +39,12 @@ def spec(**changes: Any) -> TrainingJobSpec:
     return TrainingJobSpec.model_validate(MINIMAL | changes)
 
 
-def pod(job_spec: TrainingJobSpec, capacity: CapacityType = CapacityType.SPOT, pool: str | None = None) -> Any:
+def pod(
+    job_spec: TrainingJobSpec,
+    capacity: CapacityType = CapacityType.SPOT,
+    pool: str | None = None,
+    avoided: tuple[str, ...] = (),
+) -> Any:
     return build_pod(
         JOB,
         job_spec,
@@ -46,6 +52,7 @@ def pod(job_spec: TrainingJobSpec, capacity: CapacityType = CapacityType.SPOT, p
         sequence=7,
         capacity_type=capacity,
         pool=pool,
+        avoided=avoided,
         control=ControlAddress(url="https://control:8443", ca="CA"),
     )
 
@@ -306,3 +313,22 @@ def test_an_upgraded_operator_replaces_no_pods(changes: dict[str, Any], known: s
 )
 def test_the_template_hash_stays_the_same_for_what_pods_are_not(changes: dict[str, Any]) -> None:
     assert template_hash(spec(**changes)) == template_hash(spec())
+
+
+def test_ranks_learn_how_many_gpus_their_container_has_asked_for() -> None:
+    assert env_of(pod(spec(processesPerNode=4)))[ENV_GPUS]["value"] == "4"
+    given = {"limits": {"nvidia.com/gpu": "2"}}
+    assert env_of(pod(spec(processesPerNode=4, resources=given)))[ENV_GPUS]["value"] == "2"
+    assert ENV_GPUS not in env_of(pod(spec(resources={"limits": {"cpu": "2"}})))
+
+
+def test_a_pod_lands_on_none_of_the_nodes_to_avoid() -> None:
+    affinity = pod(spec(), avoided=("n1", "n2"))["spec"]["affinity"]["nodeAffinity"]
+    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert terms
+    for term in terms:
+        assert term["matchExpressions"]
+        assert [(field["key"], field["operator"], field["values"]) for field in term["matchFields"]] == [
+            ("metadata.name", "NotIn", ["n1"]),
+            ("metadata.name", "NotIn", ["n2"]),
+        ]

@@ -94,6 +94,9 @@ ENV_CAPACITY_TYPE = "SPOTTRAIN_CAPACITY_TYPE"
 ENV_SERVICEACCOUNT_DIR = "SPOTTRAIN_SERVICEACCOUNT_DIR"
 SERVICEACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 
+# Number of NVIDIA GPUs that the trainer's container has asked for.
+ENV_GPUS = "SPOTTRAIN_GPUS"
+
 # Environment of the ranks, in addition to torchrun's variables.
 ENV_RUN_DIR = "SPOTTRAIN_RUN_DIR"
 # For scripts that don't use the library: the grace period that they can count on, and the file with the actual

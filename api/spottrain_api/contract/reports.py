@@ -54,6 +54,7 @@ class FailureReason(StrEnum):
     START_FAILED = "StartFailed"
     ENTRYPOINT_NOT_FOUND = "EntrypointNotFound"
     INVALID_CONFIGURATION = "InvalidConfiguration"
+    DEVICE_FAILED = "DeviceFailed"
     CHECKPOINT_STORAGE_UNAVAILABLE = "CheckpointStorageUnavailable"
     CHECKPOINT_STORAGE_FULL = "CheckpointStorageFull"
     CHECKPOINT_STORAGE_MISSING = "CheckpointStorageMissing"

@@ -274,6 +274,13 @@ class PodTemplate(Resource):
     priority_class_name: Annotated[
         ObjectName | None, Field(description="Priority class of the pods. Default: the cluster's default class.")
     ] = None
+    runtime_class_name: Annotated[
+        ObjectName | None,
+        Field(
+            description="RuntimeClass of the pods, such as nvidia on clusters where the container runtime gives GPUs "
+            "only to pods of that class. Default: the node's default runtime."
+        ),
+    ] = None
     volumes: Annotated[tuple[Volume, ...], Field(max_length=32, description="Volumes of each pod.")] = ()
     volume_mounts: Annotated[
         tuple[VolumeMount, ...],

@@ -297,6 +297,14 @@ class CostStatus(StatusResource):
     display: Annotated[str, Field(description="Cost and what spot saved, as `kubectl get` shows them.")] = ""
 
 
+class AvoidedNode(StatusResource):
+    """A node on which the job starts no pods for a while."""
+
+    name: Annotated[str, Field(description="Name of the node.")]
+    until: Annotated[datetime, Field(description="Time from which on it may be used again.")]
+    message: Annotated[str, Field(description="Why it is avoided.")] = ""
+
+
 class TrainingJobStatus(StatusResource):
     """What the operator reports: phase, progress, members and cost.
 
@@ -324,7 +332,7 @@ class TrainingJobStatus(StatusResource):
     transitions: Annotated[
         tuple[Transition, ...], Field(description="The newest changes of membership, at most 50, oldest first.")
     ] = ()
-    preemptions: Annotated[int, Field(description="Generations that ended because a node was taken.")] = 0
+    preemptions: Annotated[int, Field(description="Generations that ended because a node was taken or lost.")] = 0
     preemptions_without_notice: Annotated[int, Field(description="Those of them whose node went without notice.")] = 0
     steps_redone: Annotated[
         int,
@@ -352,6 +360,10 @@ class TrainingJobStatus(StatusResource):
     ] = None
     # Bookkeeping that must survive a restart of the operator.
     last_sequence: Annotated[int, Field(description="Highest number that a pod of this job has had in its name.")] = 0
+    avoided_nodes: Annotated[
+        tuple[AvoidedNode, ...],
+        Field(description="Nodes whose GPUs failed, on which the job starts no pods for a while, at most 20."),
+    ] = ()
     spot_pending_since: Annotated[
         datetime | None,
         Field(description="Time since which a spot pod waits for a node. Absent while none waits."),

@@ -4,6 +4,7 @@ import base64
 import re
 from typing import Any
 
+from spottrain_api.contract.names import ENV_GPUS
 from spottrain_local.node.api import JSONObject
 from spottrain_local.node.cluster_objects import ObjectSource
 from spottrain_local.node.config import NodeConfig
@@ -35,7 +36,10 @@ async def build_environment(
     Raises:
         ContainerConfigError: Something that a variable refers to is missing.
     """
-    return _node_environment(pod, config) | await _declared(pod, container, place, source)
+    env = _node_environment(pod, config) | await _declared(pod, container, place, source)
+    # Its GPUs are counted, and nothing more: ranks use what the machine has.
+    env.pop(ENV_GPUS, None)
+    return env
 
 
 def _node_environment(pod: JSONObject, config: NodeConfig) -> dict[str, str]:

@@ -267,6 +267,7 @@ class CreatePod:
     sequence: int
     capacity_type: CapacityType
     pool: str | None = None  # name of the pool in spec.capacity.pools; None: any node of that capacity type
+    avoided: tuple[str, ...] = ()  # names of nodes that it must not land on
     reason: str = ""
 
 

@@ -127,6 +127,7 @@ class Timing:
     # A pod waits at least this long for a node of its pool before another pool is tried, even if
     # fallback.afterSeconds is short: nodes take minutes to come up. It waits twice as long while a node of its pool
     # is not up yet.
+    device_avoidance: float = 3600.0
     pool_patience: float = 300.0
 
     # Time for the agents of a finished job to leave by themselves. Then their pods are deleted.

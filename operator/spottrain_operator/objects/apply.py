@@ -57,6 +57,7 @@ async def _create_pod(cluster: Cluster, job: JobView, action: CreatePod, control
             sequence=action.sequence,
             capacity_type=action.capacity_type,
             pool=action.pool,
+            avoided=action.avoided,
             control=control,
             site=site,
         )

@@ -11,6 +11,7 @@ from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import (
     ENV_CAPACITY_TYPE,
     ENV_CONTROL_DIR,
+    ENV_GPUS,
     ENV_GRACE_SECONDS,
     ENV_HOST_IP,
     ENV_JOB,
@@ -50,6 +51,8 @@ def trainer(
 ) -> Manifest:
     """The container that the agent and the ranks run in."""
     preset = preset_of(spec.pod_template.network)
+    resources = _resources(spec)
+    gpus = resources.get("limits", {}).get(GPU)
     container: Manifest = {
         "name": TRAINER_CONTAINER,
         "image": spec.image,
@@ -63,9 +66,10 @@ def trainer(
                 ENV_CAPACITY_TYPE: capacity_type.value,
                 ENV_WATCHER_PORT: str(site.watcher_port),
                 ENV_LOG_FORMAT: site.log_format.value,
+                **({ENV_GPUS: str(gpus)} if gpus is not None else {}),
             },
         ),
-        "resources": _resources(spec),
+        "resources": resources,
         "securityContext": _rights(preset)
         | ({"readOnlyRootFilesystem": True} if spec.pod_template.read_only_root_filesystem else {}),
         "volumeMounts": [

@@ -8,7 +8,7 @@ mark only spot nodes. So an on-demand node there has the provider's label, but n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,11 +103,17 @@ DEFAULT_SITE = Site()
 
 
 def affinity(
-    spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None, *, job_uid: str, site: Site = DEFAULT_SITE
+    spec: TrainingJobSpec,
+    capacity_type: CapacityType,
+    pool: str | None,
+    *,
+    job_uid: str,
+    avoided: Sequence[str] = (),
+    site: Site = DEFAULT_SITE,
 ) -> dict[str, Any]:
     """Affinity of a pod to nodes of its capacity type.
 
-    It also keeps the pod away from the job's other pods, and in their zone.
+    It also keeps the pod away from the nodes `avoided` and from the job's other pods, and in their zone.
 
     Raises:
         ValueError: The job has pools, but none of this type.
@@ -115,10 +121,20 @@ def affinity(
     siblings = {"labelSelector": {"matchLabels": {LABEL_JOB_UID: job_uid}}}
     away = {**siblings, "topologyKey": "kubernetes.io/hostname"}
     return {
-        "nodeAffinity": node_affinity(spec, capacity_type, pool, site),
+        "nodeAffinity": _without(avoided, node_affinity(spec, capacity_type, pool, site)),
         "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [away]},
         **_zone(spec.pod_template, {**siblings, "topologyKey": "topology.kubernetes.io/zone"}),
     }
+
+
+def _without(avoided: Sequence[str], affinity: dict[str, Any]) -> dict[str, Any]:
+    """The node affinity, without nodes of these names."""
+    if not avoided:
+        return affinity
+    not_these = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in avoided]
+    required = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    terms = [{**term, "matchFields": not_these} for term in required["nodeSelectorTerms"]]
+    return {**affinity, "requiredDuringSchedulingIgnoredDuringExecution": {**required, "nodeSelectorTerms": terms}}
 
 
 # Networks of clouds that don't reach beyond a zone. Nodes outside of clouds often have no zone at all.

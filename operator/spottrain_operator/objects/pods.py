@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spottrain_api.contract.assignments import CapacityType
@@ -83,9 +83,10 @@ def build_pod(
     capacity_type: CapacityType,
     pool: str | None,
     control: ControlAddress,
+    avoided: Sequence[str] = (),
     site: Site = DEFAULT_SITE,
 ) -> Manifest:
-    """Build the manifest of the pod `name`.
+    """Build the manifest of the pod `name`. It lands on none of the nodes `avoided`.
 
     Raises:
         ValueError: The job's pools have no place for this capacity type.
@@ -111,7 +112,7 @@ def build_pod(
             "fsGroup": USER_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "affinity": affinity(spec, capacity_type, pool, job_uid=job.uid, site=site),
+        "affinity": affinity(spec, capacity_type, pool, job_uid=job.uid, avoided=avoided, site=site),
         "tolerations": tolerations(spec, capacity_type, pool, site),
         "containers": [
             trainer(
@@ -133,6 +134,7 @@ def build_pod(
         "serviceAccountName": template.service_account_name,
         "imagePullSecrets": list(template.image_pull_secrets),
         "priorityClassName": template.priority_class_name,
+        "runtimeClassName": template.runtime_class_name,
     }
     pod_spec |= {key: value for key, value in optional.items() if value}
     return {

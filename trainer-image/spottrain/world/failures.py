@@ -68,6 +68,16 @@ LOST_WORKER = (
 )
 
 
+# CUDA errors of the device, not of what ran on it: it is gone (Xid 79), or its memory or links have errors that can't
+# be corrected. https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html
+_OF_DEVICE = re.compile(
+    r"CUDA error: (uncorrectable ECC error|uncorrectable NVLink error|.* nvlink or a hardware error|unknown error"
+    r"|no CUDA-capable device|CUDA-capable device\(s\) is/are busy|all CUDA-capable devices are busy"
+    r"|system not yet initialized)",
+    re.IGNORECASE,
+)
+
+
 class UserError(Exception):
     """A mistake that the user can correct. It is shown as a sentence, without a traceback."""
 
@@ -162,6 +172,8 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
     last_line = sentence_of(error)
     lost_peer = is_lost_peer(f"{type(error).__module__}.{type(error).__qualname__}", str(error))
     reason = FailureReason.LOST_PEER if lost_peer else FailureReason.SCRIPT_ERROR
+    if isinstance(error, RuntimeError) and _OF_DEVICE.search(str(error)):
+        reason = FailureReason.DEVICE_FAILED
     place = place_of(error)
     where = f" ({place})" if place else ""
     message = (lost_peer_sentence(last_line) if lost_peer else last_line) + where

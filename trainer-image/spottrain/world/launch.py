@@ -19,7 +19,7 @@ from spottrain import exchange
 from spottrain.world.failures import UserError, as_user_errors
 from spottrain_api.contract.configuration import TrainerConfig
 from spottrain_api.contract.message import Message
-from spottrain_api.contract.names import ENV_RUN_DIR, FILE_RUN, outcome_file
+from spottrain_api.contract.names import ENV_GPUS, ENV_RUN_DIR, FILE_RUN, outcome_file
 from spottrain_api.contract.reports import FailureReason
 
 logger = logging.getLogger(__name__)
@@ -121,12 +121,17 @@ def join_world(launch: Launch) -> Groups:
     backend = "gloo"
     if launch.device.type == "cpu" and (why := _why_gpus_are_not_used()):
         raise UserError(why, FailureReason.START_FAILED)
+    if launch.device.type == "cpu" and (why := _why_gpus_are_missing()):
+        raise UserError(why, FailureReason.DEVICE_FAILED)
     if launch.device.type == "cuda":
         if launch.local_rank >= (num_devices := torch.cuda.device_count()):
+            asked = _gpus_asked_for()
+            has_failed = asked is not None and num_devices < asked and launch.local_world_size <= asked
             raise UserError(
                 f"this node runs {launch.local_world_size} ranks and has {num_devices} visible GPU(s), and each rank "
                 "needs one of its own; run as many ranks on a node as it has GPUs (processesPerNode, or torchrun's "
-                '--nproc-per-node), or set CUDA_VISIBLE_DEVICES="" to train on the CPU'
+                '--nproc-per-node), or set CUDA_VISIBLE_DEVICES="" to train on the CPU',
+                FailureReason.DEVICE_FAILED if has_failed else FailureReason.INVALID_CONFIGURATION,
             )
         torch.cuda.set_device(launch.device)
         backend = "cpu:gloo,cuda:nccl"
@@ -156,6 +161,24 @@ def _why_gpus_are_not_used() -> str | None:
         f"this node has a GPU ({found[0]}), but torch {torch.__version__} can't use it: {reason}; see that the "
         "node's NVIDIA driver is new enough for that torch, and that LD_LIBRARY_PATH has the folder of its libraries "
         '(on GKE /usr/local/nvidia/lib64), or set CUDA_VISIBLE_DEVICES="" to train on the CPU'
+    )
+
+
+def _gpus_asked_for() -> int | None:
+    """How many GPUs the pod has asked for; None without an operator, or if it asked for none."""
+    asked = os.environ.get(ENV_GPUS, "")
+    return int(asked) if asked.isdigit() and int(asked) > 0 else None
+
+
+def _why_gpus_are_missing() -> str | None:
+    """Why a container has no GPU though its pod asked for some. None if it asked for none, or the user hides them."""
+    asked = _gpus_asked_for()
+    if asked is None or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return None
+    return (
+        f"the pod asked for {asked} GPU(s), and its container has none (no {DEVICES}/nvidia0): its container runtime "
+        "is not NVIDIA's. Set podTemplate.runtimeClassName to the class of NVIDIA's runtime (mostly nvidia), make it "
+        'the default of the nodes, or set CUDA_VISIBLE_DEVICES="" to train on the CPU'
     )
 
 

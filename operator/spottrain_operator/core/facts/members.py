@@ -11,8 +11,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from spottrain_api.contract.assignments import AgentPhase, AgentReport, Member
-from spottrain_api.contract.reports import Failure, Progress, TrainerPhase
-from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus, Phase
+from spottrain_api.contract.reports import Failure, FailureReason, Progress, TrainerPhase
+from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus, Phase, TrainingJobStatus
 from spottrain_operator.core.facts.situation import BUSY, PodFacts, Situation
 from spottrain_operator.core.model import PodView
 from spottrain_operator.core.timing import Timing, seconds_between
@@ -77,6 +77,12 @@ class MemberFacts:
     def failure(self) -> Failure | None:
         """The failure that its agent reported."""
         return self.report.failure if self.report is not None and self.state is MemberState.FAILED else None
+
+    @property
+    def lost_device(self) -> bool:
+        """Whether it is lost because a device of its node failed. Its agent goes on reporting."""
+        failure = self.report.failure if self.report is not None and self.state is MemberState.LOST else None
+        return failure is not None and failure.reason is FailureReason.DEVICE_FAILED
 
     @property
     def progress(self) -> Progress | None:
@@ -161,9 +167,24 @@ def _by_itself(situation: Situation, generation: GenerationStatus, member: Membe
     report = view.report if view is not None else None
     ended = _ended(report, generation)  # also if the pod is gone since then
     state, message = (ended, "") if ended is not None else _of_pod(situation, generation, member, facts)
+    if state is MemberState.FAILED and (why := _lost_device(situation, member, report)):
+        state, message = MemberState.LOST, why
     return MemberFacts(
         member=member, generation=generation.number, state=state, message=message, report=report, facts=facts
     )
+
+
+def _lost_device(situation: Situation, member: Member, report: AgentReport | None) -> str:
+    """Why its node's device is lost to the job; empty if it isn't, or if the job has never trained."""
+    failure, status = report.failure if report is not None else None, situation.observed.job.status
+    if failure is None or failure.reason is not FailureReason.DEVICE_FAILED or not has_trained(status):
+        return ""
+    return f"a device of node {member.node} failed in pod {member.pod}: {failure.message}"
+
+
+def has_trained(status: TrainingJobStatus) -> bool:
+    """Whether the job has made a step."""
+    return status.commit is not None or status.progress.step > 0
 
 
 def _of_pod(
@@ -362,6 +383,6 @@ def culprits(generation: GenerationStatus, members: tuple[MemberFacts, ...]) -> 
     return [
         m
         for m in members
-        if (m.state is MemberState.LOST and silent_before(m))
+        if (m.state is MemberState.LOST and (m.lost_device or silent_before(m)))
         or (m.facts is not None and m.facts.coming_loss is not None)
     ]

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from spottrain_api.contract.assignments import AgentPhase, AgentReport
+from spottrain_api.contract.reports import FailureReason
 from spottrain_api.settings.training import TrainingSettings
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.facts.notices import NodeLoss, coming_loss_of, is_hinted
@@ -86,10 +87,17 @@ class PodFacts:
         return report.step_age_seconds + max(0.0, self.report_age if report.stalled or self.refused else self.silence)
 
     @property
+    def device_failed(self) -> bool:
+        """Its agent reports that a GPU of its node fails."""
+        failure = self.report.failure if self.report is not None else None
+        return failure is not None and failure.reason is FailureReason.DEVICE_FAILED
+
+    @property
     def usable(self) -> bool:
         """It can be in the next generation, now or soon."""
         pod = self.pod
-        return self.current and self.coming_loss is None and not (pod.deleting or self.finished or self.unreachable)
+        gone = pod.deleting or self.finished or self.unreachable or self.device_failed
+        return self.current and self.coming_loss is None and not gone
 
     @property
     def at_risk(self) -> bool:

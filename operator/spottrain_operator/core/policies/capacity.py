@@ -17,6 +17,7 @@ from spottrain_operator.core.facts.places import demand, demand_of, places
 from spottrain_operator.core.facts.pools import asks_for_current_nodes, pool_sentence, pools_have
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway, PodView, Refusal
+from spottrain_operator.core.policies.devices import avoided_nodes
 from spottrain_operator.core.policies.failure_policy import start_failures
 from spottrain_operator.core.policies.rivals import rival_of
 from spottrain_operator.core.policies.understanding import waits_to_be_understood
@@ -217,7 +218,13 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
     for sequence, capacity_type in enumerate(types, start=last + 1):
         pool = _pool(situation, capacity_type, sequence)
         draft = draft.act(
-            CreatePod(name=f"{job.name}-{sequence}", sequence=sequence, capacity_type=capacity_type, pool=pool)
+            CreatePod(
+                name=f"{job.name}-{sequence}",
+                sequence=sequence,
+                capacity_type=capacity_type,
+                pool=pool,
+                avoided=avoided_nodes(situation, draft),
+            )
         )
     draft = draft.update(last_sequence=last + len(types))
     text = " and ".join(counted(types.count(kind), f"{kind.value} pod") for kind in CapacityType if kind in types)

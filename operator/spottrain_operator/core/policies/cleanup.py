@@ -105,6 +105,8 @@ def _useless(situation: Situation, draft: Draft, facts: PodFacts, kept: bool) ->
         return "the job waits for another one"
     if facts.finished:
         return "its container has ended"
+    if facts.device_failed:
+        return "a device of its node failed"
     if not facts.current:
         return "it was made from an older template"
     if _waits_for_old_pool(situation, facts):

@@ -14,6 +14,7 @@ from spottrain_operator.core.facts.members import (
     MemberFacts,
     MemberState,
     culprits,
+    has_trained,
     killed,
     leaving_sentence,
     members_of,
@@ -51,7 +52,7 @@ def handle_failures(situation: Situation, draft: Draft) -> Draft:
     if not failed:
         return draft
     guilty = culprits(generation, members)
-    fatal = next((m.failure for m in failed if m.failure is not None and m.failure.reason in FATAL_REASONS), None)
+    fatal = next((m.failure for m in failed if m.failure is not None and _is_fatal(m.failure)), None)
     if fatal is not None and not guilty and not missing_program(situation, draft):
         draft = open_transition(situation, draft, Cause.FAILURE, fatal.message)
         draft = draft.update(failures=draft.status.failures + 1)
@@ -61,13 +62,18 @@ def handle_failures(situation: Situation, draft: Draft) -> Draft:
     return request_end(situation, draft, members, cause, message, at_once=True)
 
 
+def _is_fatal(failure: Failure) -> bool:
+    """Whether a retry would fail in the same way. A device that fails in a job that has trained is a lost member."""
+    return failure.reason in FATAL_REASONS or failure.reason is FailureReason.DEVICE_FAILED
+
+
 def missing_program(situation: Situation, draft: Draft) -> str:
     """The sentence that the newest generation's program is missing.
 
     A job that has trained waits until it is edited. Empty for a new job, which fails instead.
     """
     generation, status = draft.status.generation, draft.status
-    if generation is None or (status.commit is None and status.progress.step == 0):
+    if generation is None or not has_trained(status):
         return ""
     failures = (m.failure for m in members_of(situation, generation))
     return next((f.message for f in failures if f is not None and f.reason is FailureReason.ENTRYPOINT_NOT_FOUND), "")
