@@ -239,3 +239,16 @@ def test_a_rank_that_has_gone_without_a_word_is_named() -> None:
     assert failure is not None
     assert (failure.reason, failure.rank) == (R.SCRIPT_ERROR, 1)
     assert unexplained_end(seen(rank(0, alive=True), rank(1, ended=exited(1)))) is None
+
+
+def test_an_abort_by_the_watchdog_hides_neither_a_kill_nor_an_error() -> None:
+    for cause in (-9, -11):
+        verdict = judge(seen(rank(2), rank(3), is_settled=True, launcher=LauncherEnded(exit_codes={2: -6, 3: cause})))
+        assert verdict is not None
+        assert verdict.failure is not None
+        assert verdict.failure.exit_code == cause
+    alone = judge(seen(rank(3), is_settled=True, launcher=LauncherEnded(exit_codes={3: -6})))
+    assert alone is not None
+    assert alone.failure is not None
+    assert "NCCL's watchdog aborts a rank whose peer is lost" in alone.failure.message
+    assert "memory" not in alone.failure.message

@@ -379,3 +379,11 @@ def test_old_commits_that_can_not_be_deleted_are_a_condition() -> None:
     healed = failing.decided().says(1, progress=saved(training(60))).plan().status.condition("CleanUpHealthy")
     assert healed is not None
     assert healed.status == "True"
+
+
+def test_a_rank_that_was_killed_explains_those_that_were_aborted() -> None:
+    aborted = Failure(reason=FailureReason.KILLED, message="The rank was killed by SIGABRT.", exit_code=-6, rank=0)
+    killed = Failure(reason=FailureReason.KILLED, message="The rank was killed by SIGKILL.", exit_code=-9, rank=2)
+    scene = training_job().all_say(phase=AgentPhase.FAILED, failure=aborted)
+    scene = scene.says(3, phase=AgentPhase.FAILED, failure=killed).decided().later(6)
+    assert any("job-3, rank 2: The rank was killed by SIGKILL" in event.message for event in scene.plan().events)

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 import spottrain
+from spottrain.checkpoint.errors import SaveFailed
 
 SCRIPT = """
 import multiprocessing, sys
 import torch
 import spottrain
+from spottrain.checkpoint.errors import SaveFailed
 
 loader = {"multiprocessing_context": sys.argv[1]} if len(sys.argv) > 1 else {}
 if multiprocessing.get_start_method(allow_none=True) is None:
@@ -72,3 +74,12 @@ def test_a_process_that_a_rank_has_forked_opens_none(capfd: pytest.CaptureFixtur
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     assert "was started by a rank" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("world_of_its_own")
+def test_an_error_of_a_checkpoint_that_leaves_the_session_is_a_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), spottrain.session(strategy="ddp", global_batch=1, micro_batch=1):
+        raise SaveFailed("The store is gone. Create it.")
+    said = capfd.readouterr().err
+    assert "spottrain: The store is gone. Create it." in said
+    assert "Traceback" not in said

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from spottrain_agent.records import LauncherEnded, WorkerEnded, WorkerStarted
 from spottrain_api.contract.assignments import AgentPhase
 from spottrain_api.contract.lost_peers import is_lost_peer, lost_peer_sentence
-from spottrain_api.contract.reports import CommitRef, Failure, FailureReason, Outcome, OutcomeKind
+from spottrain_api.contract.reports import CommitRef, Failure, FailureReason, Outcome, OutcomeKind, is_aborted
 
 _RENDEZVOUS_ERROR = re.compile(r"rendezvous|DistNetworkError|DistStoreError|TCPStore|timed? ?out", re.IGNORECASE)
-_OUT_OF_MEMORY = (
-    " The usual cause is memory: that of resources.limits.memory or, without a limit, of the node (kubectl top pod). "
-    "If little was used, see in the script what happens at this step."
-)
+_ADVICE = {
+    "SIGKILL": " The usual cause is memory: that of resources.limits.memory or, without a limit, of the node "
+    "(kubectl top pod). If little was used, see in the script what happens at this step.",
+    "SIGABRT": " NCCL's watchdog aborts a rank whose peer is lost or hangs, and native code aborts at a failed "
+    "assertion: the end of the rank's log says which.",
+}
 # Exit codes of a rank that SIGTERM ended.
 _SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
@@ -113,13 +115,13 @@ def unexplained_end(observation: GenerationObservation) -> Failure | None:
 def _is_a_consequence(end: Verdict) -> int:
     """0 for a cause of its own, 1 for a lost peer, and 2 for SIGTERM.
 
-    torchrun sends it to the other ranks when one has failed.
+    NCCL's watchdog aborts a rank that has lost a peer. torchrun sends SIGTERM to the others when one has failed.
     """
     if end.failure is None:
         return 0
     if end.failure.exit_code in _SIGTERM:
         return 2
-    return int(end.failure.reason is FailureReason.LOST_PEER)
+    return int(end.failure.reason is FailureReason.LOST_PEER or is_aborted(end.failure))
 
 
 def _together(ends: Sequence[Verdict]) -> Verdict:
@@ -189,7 +191,7 @@ def _describe_exit(exit_code: int) -> str:
     if exit_code >= 0:
         return f"The rank ended with exit code {exit_code}; the pod's log says why."
     name = _signal_name(-exit_code)
-    return f"The rank was killed by {name}.{_OUT_OF_MEMORY if name == 'SIGKILL' else ''}"
+    return f"The rank was killed by {name}.{_ADVICE.get(name, '')}"
 
 
 def _launcher_end(observation: GenerationObservation) -> Verdict | None:

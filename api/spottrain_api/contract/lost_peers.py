@@ -16,6 +16,13 @@ _TEXTS = re.compile(
     re.IGNORECASE,
 )
 
+# What NCCL says of this rank's own node, device or settings, in an error of the same type.
+_OWN = re.compile(
+    r"out of memory|duplicate gpu|invalid usage|invalid argument|uncorrectable|insufficient|no such device"
+    r"|cuda-capable device|driver",
+    re.IGNORECASE,
+)
+
 _OF_GLOO = re.compile(r"\[[^]]*gloo[^]]*\] (.+?)(?:\. This is typically .*)?$", re.DOTALL)
 
 
@@ -24,6 +31,8 @@ def is_lost_peer(exception: str, message: str) -> bool:
 
     `exception` is its type with its module, and `message` its text.
     """
+    if _OWN.search(message):
+        return False
     if _ALONE.match(exception):
         return True
     return bool(_TYPES.match(exception) and _TEXTS.search(message))

@@ -5,6 +5,7 @@ They report progress, failures, and how they ended.
 
 from __future__ import annotations
 
+import signal
 from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated
@@ -96,6 +97,12 @@ class Failure(Message):
     rank: int | None = None
     fence: int | None = None
     traceback: Text | None = None
+
+
+def is_aborted(failure: Failure) -> bool:
+    """Whether the rank was ended by SIGABRT, as by NCCL's watchdog after the loss of another rank."""
+    aborts = (-signal.SIGABRT, 128 + signal.SIGABRT)
+    return failure.reason is FailureReason.KILLED and failure.exit_code in aborts
 
 
 class MemoryEstimate(Message):

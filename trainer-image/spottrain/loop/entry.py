@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from spottrain.checkpoint.errors import CheckpointError
 from spottrain.loop.session import Session
 from spottrain.world.failures import Drained, UserError, as_user_errors, failure_of
 from spottrain.world.launch import Launch
@@ -137,7 +138,7 @@ def _reported(reporter: ProgressReporter, rank: int) -> Iterator[None]:
             raise
         failure = failure_of(error, rank)
         reporter.finish(OutcomeKind.SUCCEEDED if failure is None else OutcomeKind.FAILED, failure)
-        if isinstance(error, UserError):
+        if isinstance(error, UserError | CheckpointError):
             logs.say(logger, str(error))
             raise SystemExit(1) from None
         raise

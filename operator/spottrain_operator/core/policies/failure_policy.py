@@ -6,7 +6,7 @@ from datetime import datetime
 
 from spottrain_api.contract.causes import Cause
 from spottrain_api.contract.conditions import EndReason, WaitingReason
-from spottrain_api.contract.reports import FATAL_REASONS, Failure, FailureReason, Progress
+from spottrain_api.contract.reports import FATAL_REASONS, Failure, FailureReason, Progress, is_aborted
 from spottrain_api.v1alpha1.status import GenerationStatus, Phase
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import (
@@ -125,7 +125,7 @@ def _first_failure(members: tuple[MemberFacts, ...]) -> tuple[str, Failure | Non
 
 def _remoteness(failure: Failure) -> int:
     """How far a failure is from the cause: 0 if it is the cause."""
-    if failure.reason in _OF_OTHERS:
+    if failure.reason in _OF_OTHERS or is_aborted(failure):
         return 2
     return int(failure.reason is FailureReason.KILLED)  # a rank that gives up may end the others of its pod
 
