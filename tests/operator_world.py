@@ -15,7 +15,6 @@ from spottrain_api import crd
 from spottrain_api.contract.names import LABEL_CAPACITY_TYPE
 from spottrain_api.v1alpha1.pod_template import Network
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
-from spottrain_operator.core.plan import plan
 from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey, PodIdentity
@@ -29,6 +28,8 @@ from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer
 from world.agents import Agent
 from world.clock import EPOCH
+from world.invariants import checked_plan
+from world.kubelets import running
 from world.ranks import Pace, Training
 
 KEY = JobKey(namespace="team", name="gpt")
@@ -133,7 +134,7 @@ class World:
         self.reports = ReportBox(lambda _job, urgent: None, now=lambda: self.now)
         self.metrics = Metrics(num_agents=lambda: 0)
         self.reconciler = Reconciler(
-            plan=plan,
+            plan=checked_plan,
             cluster=self.client or self.cluster,
             tainted_nodes=lambda: list(self.cluster.nodes.values()),
             board=self.board,
@@ -180,16 +181,7 @@ class World:
             "metadata": {"name": node},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]},
         }
-        at = EPOCH.isoformat()
-        pod["status"] = {
-            "phase": "Running",
-            "podIP": "127.9.0.1",
-            "conditions": [
-                {"type": "PodScheduled", "status": "True", "lastTransitionTime": at},
-                {"type": "Ready", "status": "True", "lastTransitionTime": at},
-            ],
-            "containerStatuses": [{"state": {"running": {"startedAt": at}}}],
-        }
+        pod["status"] = running(EPOCH, ip="127.9.0.1")
         uid = pod["metadata"]["uid"]
         if uid not in self.agents:
             self.agents[uid] = Agent(name, uid, node, self.training)

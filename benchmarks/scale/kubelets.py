@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.scale.api_server import NAMESPACE, ApiServer
 from spottrain_api.contract.names import LABEL_CAPACITY_TYPE, LABEL_MANAGED_BY, MANAGED_BY, TOKEN_AUDIENCE
 from spottrain_local.node.api import UNREACHABLE, ApiError, list_and_watch
+from world.kubelets import running, timestamp
 
 NODES = "/api/v1/nodes"
 HEARTBEAT_SECONDS = 300.0
@@ -82,7 +83,7 @@ class Kubelets:
         while True:
             nodes = list(self.nodes)
             for name in nodes:
-                now = _now()
+                now = timestamp(datetime.now(UTC))
                 status = {"conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": now}]}
                 self._spawn(self._patch(f"{NODES}/{name}/status", {"status": status}))
                 await asyncio.sleep(HEARTBEAT_SECONDS / len(nodes))
@@ -119,7 +120,7 @@ class Kubelets:
         self.nodes.append(node)
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         await self._client.create(f"{self._pods}/{name}/binding", {"metadata": {"name": name}, "target": target})
-        await self._patch(f"{self._pods}/{name}/status", {"status": _running()})
+        await self._patch(f"{self._pods}/{name}/status", {"status": running(datetime.now(UTC))})
         reference = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": meta["uid"]}
         answer = await self._client.create(
             self._tokens,
@@ -140,10 +141,6 @@ class Kubelets:
         await self._client.patch(path, body)
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
 def _node(name: str, capacity_type: str) -> dict[str, Any]:
     """A node as EKS makes it, of the size that real ones have."""
     labels = {
@@ -153,7 +150,7 @@ def _node(name: str, capacity_type: str) -> dict[str, Any]:
         "node.kubernetes.io/instance-type": "p5.48xlarge",
         "topology.kubernetes.io/zone": "us-east-1a",
     }
-    now = _now()
+    now = timestamp(datetime.now(UTC))
     amounts = {"cpu": "192", "memory": "2048Gi", "pods": "110", "nvidia.com/gpu": "8"}
     condition = {"lastHeartbeatTime": now, "lastTransitionTime": now, "reason": "Bench", "message": "simulated"}
     conditions = [
@@ -162,20 +159,3 @@ def _node(name: str, capacity_type: str) -> dict[str, Any]:
     ]
     status = {"capacity": amounts, "allocatable": amounts, "conditions": conditions, "images": IMAGES}
     return {"metadata": {"name": name, "labels": labels}, "status": status}
-
-
-def _running() -> dict[str, Any]:
-    now = _now()
-    kinds = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
-    return {
-        "phase": "Running",
-        "podIP": "127.0.0.1",
-        "startTime": now,
-        "conditions": [{"type": kind, "status": "True", "lastTransitionTime": now} for kind in kinds],
-        "containerStatuses": [
-            {
-                **{"name": "trainer", "image": "bench/none", "imageID": "", "restartCount": 0},
-                **{"ready": True, "started": True, "state": {"running": {"startedAt": now}}},
-            }
-        ],
-    }

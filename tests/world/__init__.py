@@ -2,6 +2,7 @@
 
 - `clock`: the time of worlds that have their own.
 - `jobs`: the jobs that they run.
+- `kubelets`: what kubelets write.
 - `notices`: what clouds and kubelets announce.
 - `agents`: the agent of a pod. Its state machine is the real one.
 - `ranks`: the ranks of a job: they meet, make steps, commit and end.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
+from datetime import datetime
 
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.notices import Notice, NoticeKind
 from spottrain_api.contract.reports import CommitRef
 from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus, TimeStatus, TrainingJobStatus
 from spottrain_operator.core.model import DeletePod, Observed, Plan
+from spottrain_operator.core.plan import plan
 from spottrain_operator.core.timing import seconds_between
 
 
@@ -30,6 +32,14 @@ def problems_of(observed: Observed, decided: Plan, going: Set[str]) -> Iterator[
         yield "the generation's number went back"
     if new.state is GenerationState.ACTIVE and (before is None or new.number > before.number):
         yield from _problems_of_start(observed, decided, new, going)
+
+
+def checked_plan(observed: Observed, now: datetime) -> Plan:
+    """The plan, in a world whose nodes go if they show that they will."""
+    decided = plan(observed, now)
+    problems = list(problems_of(observed, decided, observed.nodes.keys()))
+    assert not problems, f"{problems} {decided}"
+    return decided
 
 
 def parts_of(time: TimeStatus | None) -> dict[str, float]:
