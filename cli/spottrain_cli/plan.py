@@ -206,7 +206,8 @@ def _verdict(training: PlannedJob, choice: Choice) -> Text:
         f"{in_gib(usable_bytes(smallest, memory))}, the usable part of {in_gib(memory.accelerator_bytes)}. The peak, "
         f"Work and Start include {in_gib(RUNTIME_BYTES)} for CUDA and NCCL.",
         f"Start: peak while the model is spread. Host: peak of the node's memory{share}. Each rank builds the whole "
-        f"model there first: {in_gib(processes * smallest.model.built)} on a node of {processes}.",
+        f"model there first: {in_gib(processes * smallest.model.built)} on a node of {processes}. Later it stages "
+        f"its share of each checkpoint there: {in_gib(choice.estimate.staging)}.",
         "opt CPU: the optimizer state is in the node's memory. all CPU: gradients and weights are there, too.",
         f"auto: {choice.reason}",
     ]

@@ -161,7 +161,8 @@ class Estimate:
         activations, buffers: What forward and backward add: activations, and gathered or cast parameters and buckets.
         update: Temporaries of the optimizer's step.
         start: The peak while the model is spread.
-        host: The peak in the node's memory: what is kept there, or the whole model at the start.
+        staging: The rank's share of a checkpoint, which stays in the node's memory from the first one on.
+        host: The peak in the node's memory: what is kept there and staged, or the whole model at the start.
     """
 
     strategy: str
@@ -175,6 +176,7 @@ class Estimate:
     buffers: int
     update: int
     start: int
+    staging: int
     host: int
 
     @property
@@ -237,7 +239,8 @@ def _ddp(workload: Workload) -> Estimate:
         buffers=0 if workload.precision == "fp32" else workload.compute_bytes * num,
         update=_FP32 * trained,
         start=workload.model.kept + _FP32 * trained,  # DDP makes its buckets at once
-        host=_host(workload),
+        staging=_staging(workload),
+        host=_host(workload, _staging(workload)),
     )
 
 
@@ -269,7 +272,8 @@ def _fsdp(workload: Workload, *, offload: bool = False) -> Estimate:
         update=0 if offload else _FP32 * trained,
         # Piece by piece: the sharded ones, and one whole piece. In place, the reverse.
         start=_built(workload) + _FP32 * piece_shard if workload.built_in_place else parameters + _FP32 * piece,
-        host=_host(workload, sum(kept) if offload else 0),
+        staging=_staging(workload),
+        host=_host(workload, _staging(workload) + (sum(kept) if offload else 0)),
     )
 
 
@@ -310,7 +314,8 @@ def _zero(
         buffers=bucket + live + computed,
         update=0 if offload_optimizer else 2 * _FP32 * trained,
         start=start,
-        host=_host(workload, kept, flattened),
+        staging=_staging(workload),
+        host=_host(workload, kept + _staging(workload), flattened),
     )
 
 
@@ -319,9 +324,15 @@ def _built(workload: Workload) -> int:
     return workload.model.built if workload.built_in_place else 0
 
 
+def _staging(workload: Workload) -> int:
+    """Bytes of a rank's share of a checkpoint: each value of weights and optimizer is written once, by one rank."""
+    optimizer = _FP32 * workload.optimizer_slots * workload.model.trained
+    return -(-(workload.model.kept + optimizer) // workload.world_size)
+
+
 def _host(workload: Workload, *others: int) -> int:
     """Peak in the host's memory: `others`, or the model as it is built there."""
-    return max(0 if workload.built_in_place else workload.model.built, 0, *others)
+    return max(0 if workload.built_in_place else workload.model.built, *others)
 
 
 def _shards(workload: Workload, number: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from spottrain_planner.memory_estimate import DDP, Estimate, Workload, estimates, in_gib
+from spottrain_planner.memory_estimate import DDP, RUNTIME_BYTES, Estimate, Workload, estimates, in_gib
 from spottrain_runtime.wording import counted
 
 # Share of an accelerator's memory to plan with. The allocator's fragments take the rest.
@@ -59,7 +59,14 @@ def fits(estimate: Estimate, workload: Workload, memory: Memory) -> bool:
     """Whether the estimate fits, on the accelerator and on the host."""
     if estimate.offload_optimizer and not memory.offloads:
         return False
-    return estimate.total <= usable_bytes(workload, memory) and _fits_host(estimate, memory)
+    return peak(estimate, memory) <= usable_bytes(workload, memory) and _fits_host(estimate, memory)
+
+
+def peak(estimate: Estimate, memory: Memory) -> int:
+    """Bytes at the peak of the run. Ranks that compute on the CPU stage checkpoints in the same memory."""
+    if memory.offloads:
+        return estimate.total
+    return max(estimate.step + estimate.staging, estimate.start) + RUNTIME_BYTES
 
 
 def _fits_host(estimate: Estimate, memory: Memory) -> bool:
@@ -79,7 +86,7 @@ def choose_strategy(
     if fitting is not None:
         return Choice(estimate=fitting, fits=True, reason=_reason(workload, fitting, candidates, memory))
     room = usable_bytes(workload, memory)
-    on_accelerator = [e for e in candidates if e.total <= room]
+    on_accelerator = [e for e in candidates if peak(e, memory) <= room]
     if on_accelerator:
         least = min(on_accelerator, key=lambda e: e.host)
         return Choice(
@@ -88,29 +95,32 @@ def choose_strategy(
             reason=_lacks_host(workload, least, memory),
             remedy=_host_remedy(workload, least),
         )
-    least = min(candidates, key=lambda e: e.total)
+    least = min(candidates, key=lambda e: peak(e, memory))
     reason = (
-        f"Nothing fits: {_model_in_words(workload)} need at least {_need(least)}, with {least.name}, and there are "
-        f"{_limit(workload, memory)}."
+        f"Nothing fits: {_model_in_words(workload)} need at least {_need(least, memory)}, with {least.name}, and "
+        f"there are {_limit(workload, memory)}."
     )
     return Choice(estimate=least, fits=False, reason=reason, remedy=_remedy(workload, least))
 
 
 def _reason(workload: Workload, chosen: Estimate, candidates: Iterable[Estimate], memory: Memory) -> str:
     room = usable_bytes(workload, memory)
-    before = next((e for e in candidates if e.total > room), None)
-    others = f"; {before.name} would need {in_gib(before.total)}" if before and chosen.strategy != DDP else ""
+    before = next((e for e in candidates if peak(e, memory) > room), None)
+    others = f"; {before.name} would need {in_gib(peak(before, memory))}" if before and chosen.strategy != DDP else ""
     return (
-        f"{_model_in_words(workload)} need about {_need(chosen)} with {chosen.name}, of {_limit(workload, memory)}"
-        f"{others}.{_host_in_words(workload, chosen)}"
+        f"{_model_in_words(workload)} need about {_need(chosen, memory)} with {chosen.name}, of "
+        f"{_limit(workload, memory)}{others}.{_host_in_words(workload, chosen, memory)}"
     )
 
 
-def _host_in_words(workload: Workload, estimate: Estimate) -> str:
-    if not estimate.host:
+def _host_in_words(workload: Workload, estimate: Estimate, memory: Memory) -> str:
+    if not memory.offloads:
         return ""
-    is_built = estimate.host == workload.model.built
-    what = "builds the whole model on the CPU first" if is_built else "takes memory on the CPU, too"
+    what = "stages its share of a checkpoint on the CPU"
+    if estimate.host == workload.model.built:
+        what = "builds the whole model on the CPU first"
+    elif estimate.offload_optimizer:
+        what = "takes memory on the CPU, too"
     return f" Each rank {what}: {in_gib(estimate.host)}."
 
 
@@ -118,9 +128,10 @@ def _model_in_words(workload: Workload) -> str:
     return f"{_in_words(workload.model.num_parameters)} parameters on {counted(workload.world_size, 'rank')}"
 
 
-def _need(estimate: Estimate) -> str:
-    start = " while the model is spread" if estimate.start > estimate.step else ""
-    return f"{in_gib(estimate.total)} each{start}"
+def _need(estimate: Estimate, memory: Memory) -> str:
+    needed = peak(estimate, memory)
+    start = " while the model is spread" if needed == estimate.start + RUNTIME_BYTES else ""
+    return f"{in_gib(needed)} each{start}"
 
 
 def _limit(workload: Workload, memory: Memory) -> str:
@@ -146,7 +157,7 @@ def _lacks_host(workload: Workload, estimate: Estimate, memory: Memory) -> str:
 
 
 def _host_remedy(workload: Workload, estimate: Estimate) -> str:
-    if estimate.host > workload.model.built:
+    if estimate.host != workload.model.built:
         return "Raise nodes.min, or use nodes with more memory."
     return "Lower processesPerNode, or use nodes with more memory."
 

@@ -218,7 +218,7 @@ def test_fewer_ranks_a_node_may_need_smaller_steps_as_well(tmp_path: Path) -> No
         ),
         pytest.param(
             ("--accelerator-memory", "160GiB", "--host-memory", "30GiB"),
-            {"strategy": "fsdp", "processesPerNode": 2},
+            {"strategy": "fsdp", "processesPerNode": 2, "nodes": {"min": 4, "max": 16}},
             {"fsdp": {"sharding": "hybrid"}},
             "processesPerNode: 1 instead of 2",
             id="hybrid shards over several ranks",

@@ -38,7 +38,7 @@ def test_ddp_holds_sixteen_bytes_a_parameter_and_sharding_divides_them() -> None
     zero = table["deepspeed ZeRO 3"]
     assert (zero.parameters, zero.gradients, zero.optimizer) == (0.5e9, 1e9, 3e9)
     offloaded = table["deepspeed ZeRO 3, optimizer and parameters on the CPU"]
-    assert offloaded.host == 4.5e9
+    assert (offloaded.staging, offloaded.host) == (3e9, 4.5e9 + 3e9)
     assert offloaded.parameters + offloaded.gradients + offloaded.optimizer == 0
 
 
@@ -154,7 +154,7 @@ def test_offload_needs_room_on_the_host_and_a_host_apart() -> None:
     assert choose_strategy(given, Memory(accelerator_bytes=80 * GIB, host_bytes=200 * GIB)).fits
     small_host = choose_strategy(given, Memory(accelerator_bytes=80 * GIB, host_bytes=50 * GIB))
     assert not small_host.fits
-    assert "leave 104.3 GiB each on the CPU, with deepspeed ZeRO 2, optimizer on the CPU" in small_host.reason
+    assert "leave 182.5 GiB each on the CPU, with deepspeed ZeRO 2, optimizer on the CPU" in small_host.reason
     assert small_host.reason.endswith("memory is 50.0 GiB.")
     assert small_host.remedy == "Raise nodes.min, or use nodes with more memory."
     on_the_cpu = choose_strategy(given, Memory(accelerator_bytes=80 * GIB, offloads=False))
@@ -176,6 +176,27 @@ def test_what_a_rank_builds_has_to_fit_the_host() -> None:
     assert small.remedy == "Lower processesPerNode, or use nodes with more memory."
 
 
+def test_a_checkpoint_is_staged_on_the_host() -> None:
+    """A node with less memory than its GPUs, such as one with 24 GiB of GPU and 16 GiB of memory."""
+    given = workload(1.0, world_size=1, micro_batch=1, sequence_length=16)
+    roomy = choose_strategy(given, Memory(accelerator_bytes=24 * GIB, host_bytes=12 * GIB))
+    assert (roomy.fits, roomy.estimate.name, roomy.estimate.host) == (True, "ddp", 12e9)
+    assert roomy.reason.endswith("Each rank stages its share of a checkpoint on the CPU: 11.2 GiB.")
+    small = choose_strategy(given, Memory(accelerator_bytes=24 * GIB, host_bytes=11 * GIB))
+    assert not small.fits
+    assert "leave 11.2 GiB each on the CPU, with ddp" in small.reason
+    assert small.remedy == "Raise nodes.min, or use nodes with more memory."
+
+
+def test_ranks_that_compute_on_the_cpu_stage_in_the_same_memory() -> None:
+    given = workload(1.0, world_size=1, micro_batch=1, sequence_length=16, precision="fp32", built_in_place=True)
+    needed = by_name(given)["ddp"].total + by_name(given)["ddp"].staging
+    for spare, does_fit in ((1.0, True), (-1.0, False)):
+        share = int((needed + spare * GIB) / 0.92)
+        choice = without_deepspeed(given, Memory(accelerator_bytes=share, host_bytes=share, offloads=False))
+        assert choice.fits is does_fit
+
+
 def test_the_peak_may_be_at_the_start() -> None:
     """64 ranks that compute on the CPU build all of the parameters.
 
@@ -184,7 +205,7 @@ def test_the_peak_may_be_at_the_start() -> None:
     given = workload(7.0, world_size=64, micro_batch=1, sequence_length=16, built_in_place=True)
     fsdp = by_name(given)["fsdp"]
     assert fsdp.start > 4 * 7e9 > 4 * fsdp.step
-    assert (fsdp.total - 1.5 * GIB, fsdp.host) == (fsdp.start, 0)
+    assert (fsdp.total - 1.5 * GIB, fsdp.host) == (fsdp.start, fsdp.staging)
     for share, does_fit in ((24, False), (40, True)):
         choice = choose_strategy(given, Memory(accelerator_bytes=share * GIB, host_bytes=share * GIB, offloads=False))
         assert choice.fits is does_fit
