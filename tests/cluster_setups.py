@@ -10,7 +10,6 @@ from uuid import uuid4
 import pytest
 
 from cluster_fixtures import Kubectl
-from memory_cluster import MemoryCluster
 from minimal_job import MINIMAL
 from pod_tokens import SigningIssuer
 from shared_clusters import SHARED
@@ -23,6 +22,7 @@ from spottrain_operator.kube.kubernetes_cluster import KubernetesCluster
 from spottrain_operator.kube.resources import JOBS, PODS, Manifest
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.pods import JobRef, build_pod
+from world.cluster import MemoryCluster
 
 
 class MemorySetup:

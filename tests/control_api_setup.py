@@ -12,8 +12,6 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from cluster_faults import Fault
-from memory_cluster import MemoryCluster
 from pod_tokens import pod_token
 from spottrain_api.contract.assignments import Assignment, AssignmentAction, GenerationAssignment, Relay, RelayReport
 from spottrain_api.contract.names import TOKEN_AUDIENCE
@@ -24,6 +22,8 @@ from spottrain_operator.control_api.server import ControlApi
 from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.kube.identities import JobKey, PodIdentity
 from spottrain_operator.kube.resources import TOKEN_REVIEWS
+from world.cluster import MemoryCluster
+from world.faults import Fault
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 JOB = JobKey(namespace="team", name="gpt")

@@ -9,8 +9,6 @@ from dataclasses import InitVar, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from cluster_faults import WRITES, Request
-from memory_cluster import MemoryCluster
 from spottrain_api import crd
 from spottrain_api.contract.names import LABEL_CAPACITY_TYPE
 from spottrain_api.v1alpha1.pod_template import Network
@@ -28,6 +26,8 @@ from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer
 from world.agents import Agent
 from world.clock import EPOCH
+from world.cluster import MemoryCluster
+from world.faults import WRITES, Request
 from world.invariants import checked_plan
 from world.kubelets import running
 from world.ranks import Pace, Training

@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 import aiohttp
 from benchmarks.ports import free_ports
 
-from cluster_faults import Request
-from memory_cluster import MemoryCluster
 from operator_world import KEY, job
 from pod_tokens import pod_token
 from spottrain_api.contract.assignments import AgentReport
@@ -24,6 +22,8 @@ from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
 from spottrain_operator.kube.resources import LEASES, Manifest
 from spottrain_operator.kube.scope import Scope
 from spottrain_operator.process import Operator, OperatorSettings
+from world.cluster import MemoryCluster
+from world.faults import Request
 
 SYSTEM = "system"
 ALL = Scope()

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cluster_faults import WRITES, Request
-from memory_cluster import MemoryCluster
 from spottrain_operator.kube.election_thread import ElectionThread
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.lease import LEASE_NAME, LeaseSettings
+from world.cluster import MemoryCluster
+from world.faults import WRITES, Request
 
 SETTINGS = LeaseSettings(
     namespace="system", identity="a", duration_seconds=2, renew_deadline_seconds=0.5, retry_seconds=0.02

@@ -19,7 +19,6 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from cluster_faults import Fault
 from hostile_pod_templates import volume
 from hostile_specs import MEGABYTE, SHOWN
 from operator_world import KEY, CrashingCluster, World, job
@@ -37,6 +36,7 @@ from spottrain_operator.kube.errors import InvalidObjectError
 from spottrain_operator.kube.json_text import parsed
 from spottrain_operator.kube.resources import PODS, Manifest
 from world.clock import EPOCH
+from world.faults import Fault
 
 # A status is read by every watcher of jobs.
 MOST_OF_STATUS = 10_000

@@ -20,9 +20,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from cluster_faults import Fault
 from control_folder import control_folder
-from memory_cluster import MemoryCluster
 from spottrain_agent.control_client import ControlClient
 from spottrain_api.contract.assignments import AgentReport, Assignment, AssignmentAction
 from spottrain_api.contract.names import FILE_CONTROL_CA, FILE_CONTROL_URL, PATH_ASSIGNMENT, PATH_REPORT
@@ -47,6 +45,8 @@ from spottrain_operator.control_api.certificates import (
 from spottrain_operator.control_api.observability import metrics_application
 from spottrain_operator.kube.errors import ForbiddenError
 from spottrain_operator.kube.resources import SECRETS
+from world.cluster import MemoryCluster
+from world.faults import Fault
 
 NAMESPACE = "spottrain-system"
 KEY = (NAMESPACE, SECRET_NAME)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from memory_cluster import MemoryCluster
 from spottrain_operator.control_api.agents import AssignmentBoard, ReportBox
 from spottrain_operator.core.facts.folders import folder_of
 from spottrain_operator.core.model import Rival
@@ -26,6 +25,7 @@ from spottrain_operator.objects.history import HistoryKeeper
 from spottrain_operator.objects.observe import job_view
 from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer
+from world.cluster import MemoryCluster
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 URI = "s3://bucket/run"

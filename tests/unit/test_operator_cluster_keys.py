@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm
 
-from memory_cluster import MemoryCluster
 from pod_tokens import SigningIssuer, answers
 from spottrain_api.contract.names import TOKEN_AUDIENCE
 from spottrain_operator.control_api.cluster_keys import (
@@ -37,6 +36,7 @@ from spottrain_operator.control_api.cluster_keys import (
 )
 from spottrain_operator.kube.identities import PodIdentity
 from spottrain_operator.kube.resources import Manifest
+from world.cluster import MemoryCluster
 
 POD = PodIdentity(namespace="team", pod="gpt-1", uid="uid-1")
 ANOTHER = PodIdentity(namespace="team", pod="gpt-2", uid="uid-2")

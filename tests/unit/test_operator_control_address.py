@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from cluster_faults import Fault
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract.names import ANNOTATION_CONTROL_CA, ANNOTATION_CONTROL_URL
 from spottrain_operator.kube.errors import ForbiddenError
 from spottrain_operator.kube.resources import PODS
 from spottrain_operator.objects.control_address import ControlAddress
+from world.faults import Fault
 
 MOVED = ControlAddress(url="https://control:9443", ca="OLD\nNEW")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_faults import Fault
-from memory_cluster import MemoryCluster
 from operator_world import older_definition
 from spottrain_api import crd
 from spottrain_operator.kube.errors import ForbiddenError
 from spottrain_operator.kube.resources import DEFINITIONS
 from spottrain_operator.objects.definitions import warn_of_other_definitions
+from world.cluster import MemoryCluster
+from world.faults import Fault
 
 
 async def test_an_older_crd_is_told_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:

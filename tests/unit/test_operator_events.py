@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_faults import Fault
-from memory_cluster import MemoryCluster
 from spottrain_operator.core.model import Event
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.resources import EVENTS
 from spottrain_operator.objects.events import EventRecorder
+from world.cluster import MemoryCluster
+from world.faults import Fault
 
 JOB = {"metadata": {"namespace": "default", "name": "gpt", "uid": "u"}}
 

@@ -11,14 +11,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cluster_faults import WRITES, Fault
-from memory_cluster import MemoryCluster
 from spottrain_api.history import HISTORY_FIELD, MAX_POINTS, HistoryPoint
 from spottrain_api.v1alpha1.status import Phase, ProgressStatus, TrainingJobStatus
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.kube.resources import HISTORIES, Manifest
 from spottrain_operator.objects.history import Course, HistoryKeeper
+from world.cluster import MemoryCluster
+from world.faults import WRITES, Fault
 
 KEY = JobKey(namespace="team", name="gpt")
 NOW = datetime(2026, 1, 1, 0, 0, 0, 600, tzinfo=UTC)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_faults import Fault
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract.names import LABEL_JOB_UID
 from spottrain_operator.kube.errors import ForbiddenError
 from spottrain_operator.kube.resources import NETWORK_POLICIES, Manifest
+from world.faults import Fault
 
 
 def forbidding(said: str) -> tuple[CrashingCluster, Fault]:

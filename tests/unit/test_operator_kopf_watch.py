@@ -13,7 +13,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from memory_cluster import MemoryCluster
 from operator_world import KEY, job
 from spottrain_api.contract.names import GROUP, PLURAL, VERSION
 from spottrain_operator.kube import kopf_watch
@@ -21,6 +20,7 @@ from spottrain_operator.kube.errors import ExpiredError
 from spottrain_operator.kube.kopf_watch import LISTED, JobEvents, watch_jobs
 from spottrain_operator.kube.resources import JOBS
 from spottrain_operator.objects.watched_cluster import WatchedCluster
+from world.cluster import MemoryCluster
 
 
 def raw(type: str | None, version: int, uid: str = "u1") -> dict[str, Any]:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from cluster_faults import Fault
-from memory_cluster import MemoryCluster
 from spottrain_api.contract.names import LABEL_LEADER
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.leader_label import LeaderLabel
 from spottrain_operator.kube.resources import PODS
+from world.cluster import MemoryCluster
+from world.faults import Fault
 
 OURS = {"app": "spottrain"}
 

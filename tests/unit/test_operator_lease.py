@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from cluster_faults import WRITES, Fault, Request
-from memory_cluster import MemoryCluster
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
 from spottrain_operator.kube.resources import LEASES
+from world.cluster import MemoryCluster
+from world.faults import WRITES, Fault, Request
 
 
 def settings(identity: str) -> LeaseSettings:

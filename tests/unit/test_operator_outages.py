@@ -9,7 +9,6 @@ from datetime import datetime
 
 import pytest
 
-from cluster_faults import Fault
 from operator_world import KEY, older_definition
 from running_operator import SYSTEM, LeaseAway, Running, begin, settings_of
 from spottrain_api import crd
@@ -23,6 +22,7 @@ from spottrain_operator.kube.lease import LEASE_NAME
 from spottrain_operator.kube.resources import JOBS, LEASES, PODS, Manifest
 from spottrain_operator.kube.scope import Scope
 from spottrain_operator.process import LeadershipLostError
+from world.faults import Fault
 
 
 @pytest.fixture

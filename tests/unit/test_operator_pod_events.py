@@ -5,8 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from cluster_faults import Fault
-from memory_cluster import MemoryCluster
 from scene import START, pod
 from spottrain_operator.core.model import PodView
 from spottrain_operator.kube.errors import ClusterError
@@ -20,6 +18,8 @@ from spottrain_operator.objects.pod_events import (
     wants_events,
     with_events,
 )
+from world.cluster import MemoryCluster
+from world.faults import Fault
 
 KEY = JobKey(namespace="team", name="job")
 NOT_UP: dict[str, Any] = {"phase": "Pending", "ready": False, "ready_since": None, "container_started": False}

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from cluster_faults import Fault, Request
 from operator_world import KEY, LAST_STEP, CrashingCluster, World, job
 from spottrain_api.contract.assignments import AssignmentAction
 from spottrain_api.contract.names import ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.resources import EVENTS, HISTORIES, JOBS, PODS, Resource
 from spottrain_operator.objects.watched_cluster import OnChange, WatchedCluster
+from world.faults import Fault, Request
 
 # The spec of a node whose watcher has marked it.
 NOTICED = {"taints": [{"key": TAINT_PREEMPTION, "effect": "NoSchedule"}]}

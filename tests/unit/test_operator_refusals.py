@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from cluster_faults import WRITES, Fault, Request
 from operator_world import KEY, CrashingCluster, World, job
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import LABEL_CAPACITY_TYPE, TAINT_PREEMPTION
@@ -19,6 +18,7 @@ from spottrain_operator.job_record import JobRecord
 from spottrain_operator.kube import resources
 from spottrain_operator.kube.errors import ClusterError, ForbiddenError, InvalidObjectError
 from spottrain_operator.kube.resources import EVENTS, HISTORIES, NETWORK_POLICIES, PODS, Manifest
+from world.faults import WRITES, Fault, Request
 
 WEBHOOK = InvalidObjectError('admission webhook "policy.example.com" denied the request: no team label')
 NO_ACCOUNT = ForbiddenError('serviceaccount "trainer" not found')

@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from cluster_faults import Fault
-from memory_cluster import MemoryCluster
 from spottrain_api.contract.names import ANNOTATION_WATCHED
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
 from spottrain_operator.kube.led_namespaces import LedNamespaces
 from spottrain_operator.kube.resources import LEASES
 from spottrain_operator.kube.scope import Scope
+from world.cluster import MemoryCluster
+from world.faults import Fault
 
 ALL, TEAM, OTHER = Scope(), Scope(names=frozenset({"team"})), Scope(names=frozenset({"other"}))
 

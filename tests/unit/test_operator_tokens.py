@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from memory_cluster import MemoryCluster
 from pod_tokens import SigningIssuer, pod_token
 from spottrain_operator.control_api.cluster_keys import KEYS_SECONDS, ClusterKeys
 from spottrain_operator.control_api.rate_limit import RateLimit
@@ -26,6 +25,7 @@ from spottrain_operator.control_api.tokens import (
     claims_of,
 )
 from spottrain_operator.kube.identities import PodIdentity
+from world.cluster import MemoryCluster
 
 POD = PodIdentity(namespace="team", pod="gpt-1", uid="uid-1")
 TOKEN = pod_token(POD)

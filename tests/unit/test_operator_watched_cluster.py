@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from cluster_faults import Fault
-from memory_cluster import MemoryCluster
 from operator_world import KEY, job
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import LABEL_JOB, LABEL_JOB_UID
@@ -25,6 +23,8 @@ from spottrain_operator.kube.resources import JOBS, NODES, PODS, Manifest, Resou
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.pods import JobRef, annotate_pod, build_pod
 from spottrain_operator.objects.watched_cluster import WatchedCluster
+from world.cluster import MemoryCluster
+from world.faults import Fault
 
 CONTROL = ControlAddress(url="https://control:8443", ca="CA")
 LOST = ClusterError("the connection was closed")

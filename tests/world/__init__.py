@@ -1,5 +1,7 @@
 """What surrounds the operator, played once for all tests and benchmarks.
 
+- `cluster`: the API server, in memory.
+- `faults`: what may happen to requests to it.
 - `clock`: the time of worlds that have their own.
 - `jobs`: the jobs that they run.
 - `kubelets`: what kubelets write.

@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from cluster_faults import Hook, Request
 from spottrain_api import crd
 from spottrain_operator.control_api.token_review import EXTRA_POD_NAME, EXTRA_POD_UID, SERVICE_ACCOUNT_PREFIX
 from spottrain_operator.kube.cluster import ALL, Fields, Keep, Labels, Listing, WatchEvent, as_it_is
@@ -37,6 +36,7 @@ from spottrain_operator.kube.resources import (
     Manifest,
     Resource,
 )
+from world.faults import Hook, Request
 
 _T = TypeVar("_T")
 Key = tuple[str, str]
