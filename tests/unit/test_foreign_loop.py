@@ -66,7 +66,7 @@ def test_a_total_that_is_not_a_whole_number_is_refused(total: Any, capsys: pytes
         begin(total)
     assert (
         f"the total of steps is {total!r}, and a run ends after a whole number of them; pass a whole number, such as "
-        "epochs * len(dataset) // global_batch"
+        "math.ceil(epochs * len(dataset) / global_batch)"
     ) in capsys.readouterr().err
 
 

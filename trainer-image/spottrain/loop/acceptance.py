@@ -87,8 +87,13 @@ def order_of(data: Data, seed: int) -> DataOrder:
         return DataOrder(num_samples=len(data.dataset), seed=seed, shuffle=data.shuffle)
 
 
-def check_model(model: nn.Module) -> None:
+def check_model(model: Any) -> None:
     """Refuse a model that is spread already, or that no engine can spread."""
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"the model is a {type(model).__name__}, and a session trains one torch.nn.Module; put several models "
+            "into one module, as attributes or in an nn.ModuleDict, and compute the loss in its forward"
+        )
     if isinstance(model, _WRAPPERS):
         raise UserError(
             f"the model is wrapped already ({type(model).__name__}); session.prepare spreads it by the job's "
@@ -115,7 +120,7 @@ def checked_total(total: Any) -> int:
             return number
     raise UserError(
         f"the total of steps is {total!r}, and a run ends after a whole number of them; pass a whole number, such as "
-        "epochs * len(dataset) // global_batch"
+        "math.ceil(epochs * len(dataset) / global_batch)"
     )
 
 
@@ -200,6 +205,12 @@ def checked_scheduler(make: Callable[[Optimizer], LRScheduler], optimizer: Optim
 def check_scheduler(scheduler: Any) -> None:
     """Refuse a schedule whose rates depend on more than the step, or whose state no commit can hold."""
     kind = type(scheduler).__name__
+    if _is_of_epochs(scheduler):
+        raise UserError(
+            f"the schedule {kind} needs the epoch in each step, as those of timm do, and a session steps it after "
+            "each update without one; use a schedule of steps, such as those of torch.optim.lr_scheduler or "
+            "spottrain.schedules"
+        )
     if isinstance(scheduler, ReduceLROnPlateau) or (hasattr(scheduler, "step") and _needs_more(scheduler)):
         raise UserError(
             f"the schedule {kind} follows a metric, and a drain may postpone the evaluation that computes it; use a "
@@ -259,6 +270,14 @@ def _is_shard_of_all(parameter: DTensor, world_size: int) -> bool:
     """Whether all ranks have a share, as under FSDP2. The ranks form one row, or one row per replica."""
     num_sharded = sum(not placement.is_replicate() for placement in parameter.placements)
     return parameter.device_mesh.size() == world_size and num_sharded <= 1
+
+
+def _is_of_epochs(scheduler: Any) -> bool:
+    """Whether the step of a schedule cannot be called without an epoch."""
+    if not hasattr(scheduler, "step") or not _needs_more(scheduler):
+        return False
+    parameters = list(inspect.signature(type(scheduler).step).parameters)
+    return parameters[1:2] == ["epoch"]
 
 
 def _needs_more(part: Any) -> bool:
