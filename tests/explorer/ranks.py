@@ -274,7 +274,7 @@ def _training(number: int, start: Committed | None, script: Script, reporter: _R
     )
     return Training(
         model=cast(Any, None),
-        state=cast(Any, _State(engine=SimpleNamespace(update=lambda: None))),
+        state=cast(Any, _State(engine=SimpleNamespace(update=lambda: None, try_load=lambda: None))),
         data=cast(Any, _Data()),
         context=cast(Any, context),
         recovery=cast(Any, SimpleNamespace(schedule=schedule, saver=saver, restorer=restorer, reports=reports)),

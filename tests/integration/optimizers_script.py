@@ -122,7 +122,8 @@ def run(kind: str, strategy: str) -> dict[str, Any]:
         steady, checkpointer = Run(kind, strategy), checkpointer_of(kind, strategy)
         checkpointer.latest()
         steady.train(0, 2)
-        checkpointer.prepare(steady.engine.state())  # as after the first update
+        # As after the first update.
+        checkpointer.prepare(steady.engine.state(), trial=steady.engine.try_load)
         steady.train(2, MIDDLE)
         checkpointer.save(steady.engine.state(), step=MIDDLE)
         steady.train(MIDDLE, STEPS)

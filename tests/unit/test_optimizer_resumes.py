@@ -13,7 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, SequentialLR
 
+from commits import newest_commit
 from one_rank_runs import STEPS, train
+from optimizer_kinds import Int8
 from spottrain.checkpoint.errors import UnsupportedState
 from spottrain.engines.optimizer_state import NamedOptimizer
 from spottrain.schedules import warmup_cosine
@@ -268,6 +270,68 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_by_its_name(
         train(f"file://{tmp_path}", None, 4, strategy, make=Projecting)
     said = "The state at 'optimizer.state.weight.kept.projector' is a builtins.object, which can't be stored"
     assert said in f"{ended.value} {capsys.readouterr().err}"
+
+
+class Lossy(Int8):
+    """What is made again of it isn't it."""
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], context: list[Any], size: Any, stride: Any) -> Int8:
+        return Int8(inner["codes"], inner["scale"] * 2, context[0])
+
+
+class Wrapping(torch.optim.SGD):
+    kind: type[Int8] = Int8
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["average"] = self.kind.of(parameter.detach())
+
+
+class WrappingLossily(Wrapping):
+    kind = Lossy
+
+
+def test_a_state_that_would_be_another_after_a_resume_is_refused_after_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(f"file://{tmp_path}/whole", None, 2, make=Wrapping)
+    with pytest.raises(SystemExit):
+        train(f"file://{tmp_path}/lossy", None, 2, make=WrappingLossily)
+    assert (
+        "The optimizer's state 'average.inner.scale' of bias has other values after it is loaded"
+        in capsys.readouterr().err
+    )
+
+
+class ProjectingLate(torch.optim.SGD):
+    """Its momentum is joined by an object in the third step."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["number"] = group.get("number", 0) + 1
+        super().step()
+        if self.param_groups[0]["number"] == 3:
+            self.state[self.param_groups[0]["params"][0]]["projector"] = object()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_state_that_no_commit_can_hold_any_more_costs_that_state_and_not_the_step(
+    strategy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make(weights: Iterator[nn.Parameter]) -> Optimizer:
+        return ProjectingLate(weights, lr=0.01, momentum=0.9)
+
+    train(f"file://{tmp_path}", None, 4, strategy, make=make)
+    assert (
+        "The checkpoint of step 4 is without the optimizer's state of weight, which a resume would start afresh. The "
+        "state at 'optimizer.state.weight.projector' is a builtins.object" in caplog.text
+    )
+    step, tensors, tree = newest_commit(tmp_path)
+    assert (step, tree["optimizer"]["groups"][0]["number"]) == (4, 4)
+    assert {name for name in tensors if name.startswith("optimizer.")} == {"optimizer.state.bias.momentum_buffer"}
+    train(f"file://{tmp_path}", None, 5, strategy, make=make)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

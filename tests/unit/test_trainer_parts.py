@@ -389,6 +389,9 @@ class _NoEngine:
     def room(self, saved: dict[str, Any]) -> dict[str, Any]:
         return {}
 
+    def try_load(self) -> None:
+        """Nothing to load."""
+
     def model_state(self) -> dict[str, Any]:
         return {}
 

@@ -17,6 +17,7 @@ from spottrain.checkpoint.errors import CheckpointError, SaveFailed
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.attempt import Attempt
 from spottrain.checkpoint.format.commits import Commit, Head
+from spottrain.checkpoint.format.dcp import RankPlan
 from spottrain.checkpoint.format.head import fence
 from spottrain.checkpoint.format.manifest import Receipt
 from spottrain.checkpoint.loading.loader import Loaded, Loader, Room
@@ -92,6 +93,7 @@ class Checkpointer:
         self._upload = Upload(storage, writer, rank=rank)
         self._background = BackgroundThread("checkpoint")
         self._plan = KnownPlan(rank=rank, group=self._group)
+        self._tried: tuple[RankPlan, SaveHandle] | None = None
         self._current: SaveHandle | None = None
         self.has_rebuilt_head = False
         """Whether `latest` found HEAD missing or damaged, so that it was rebuilt."""
@@ -165,13 +167,21 @@ class Checkpointer:
         frozen: Collection[str] = (),
         extra: dict[str, Any] | None = None,
         alike: Collection[Path] = (),
+        trial: Callable[[], None] = lambda: None,
     ) -> None:
         """Plan and allocate ahead for states of this structure.
 
         So the first save is not slow. The connection to the store is opened in the background. Raises
-        UnsupportedState or RanksDiffer, as the save would; here also for frozen weights that differ.
+        UnsupportedState or RanksDiffer, as the save would; here also for frozen weights that differ, and what
+        `trial` raises on any rank.
         """
-        parts = self._collectives.together(lambda: self._split(state, frozen, extra, None, alike))
+
+        def work() -> Parts:
+            parts = self._split(state, frozen, extra, None, alike)
+            trial()
+            return parts
+
+        parts = self._collectives.together(work)
         every = Alike.of(parts.tensors, parts.tree, parts.extra, alike)
         (outdated, unwritten), _, is_alike = self._collectives.agree(
             self._plan.is_outdated(parts.trained),
@@ -267,7 +277,7 @@ class Checkpointer:
         parts, agreement = self._agree(state, frozen, extra, rank_state, alike)
         if agreement.is_busy:
             return None
-        task = self._stage(parts, agreement, step, started=started, is_followed_by_clean_up=True)
+        task = self._stage(parts, agreement, step, started=started, is_in_background=True)
         self._background.submit(task.run)
         return task.handle
 
@@ -407,7 +417,7 @@ class Checkpointer:
         *,
         started: float,
         receipts_timeout_seconds: float | None = None,
-        is_followed_by_clean_up: bool = False,
+        is_in_background: bool = False,
     ) -> SaveTask:
         """Copy what is to be written, and make it the save under way."""
         trained, once, outdated = parts.trained, parts.frozen, agreement.is_outdated
@@ -436,12 +446,26 @@ class Checkpointer:
         return SaveTask(
             attempt=Attempt.new(self._generation, step, f"{self._attempt_id}-{agreement.token:016x}"),
             handle=handle,
-            part=StagedPart(receipt=receipt, data=staged, frozen=frozen_part, tree=parts.tree, extra=parts.extra),
+            part=StagedPart(
+                receipt=receipt,
+                data=staged,
+                frozen=frozen_part,
+                tree=parts.tree,
+                extra=parts.extra,
+                is_tried=is_in_background and not self._was_tried(plan, handle),
+            ),
             upload=self._upload,
             committer=self._committer,
             receipts_timeout_seconds=receipts_timeout_seconds or self._receipts_timeout_seconds,
-            is_followed_by_clean_up=is_followed_by_clean_up,
+            is_followed_by_clean_up=is_in_background,
         )
+
+    def _was_tried(self, plan: RankPlan, handle: SaveHandle) -> bool:
+        """Whether a save by this plan was tried. If not, this one is."""
+        tried = self._tried is not None and self._tried[0] is plan and self._tried[1].error is None
+        if not tried:
+            self._tried = plan, handle
+        return tried
 
     def _digest(self, alike: Alike) -> int:
         return alike.digest() if self._group is not None else 0

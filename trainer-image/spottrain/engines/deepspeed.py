@@ -172,6 +172,9 @@ class DeepSpeedEngine:
     def room(self, saved: dict[str, Any]) -> dict[str, Any]:
         return self._state.room(saved) | self._scaler_state()
 
+    def try_load(self) -> None:
+        self._state.try_load()
+
     def _scaler_state(self) -> dict[str, Any]:
         if self._config.precision is not torch.float16:
             return {}

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from spottrain.checkpoint.errors import CheckpointMismatch
 from spottrain.checkpoint.format import codec
-from spottrain.checkpoint.format.described import Described
+from spottrain.checkpoint.format.described import Described, as_described
 from spottrain.engines.deepspeed_parts import FlatPart
 from spottrain.engines.model_state import model_state, put_back
 from spottrain.engines.native import NamedState
@@ -26,6 +26,7 @@ from spottrain.engines.optimizer_state import (
     Options,
     Packing,
     StateRoom,
+    check_alike,
     check_classes,
     check_parameters,
     classes,
@@ -231,6 +232,11 @@ class ZeroState:
                 others = {key: value for key, value in values.items() if key not in parts}
                 states[name] = parts | StateRoom(flat, options.get(name, {})).of(others)
         return {"model": self.model_state(), "optimizer": {**room_beside_state(optimizer), "state": states}}
+
+    def try_load(self) -> None:
+        state = self.state()
+        room, self._room = self.room(as_described(state)), {}
+        check_alike(codec.split(state["optimizer"])[0], codec.split(room["optimizer"])[0])
 
     def model_state(self) -> dict[str, Any]:
         flats = self._layout.flats()

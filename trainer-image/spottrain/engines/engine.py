@@ -101,6 +101,13 @@ class Engine(Protocol):
         """
         ...
 
+    def try_load(self) -> None:
+        """Try whether a commit of the present state could be loaded, without a change of it.
+
+        Raises UnsupportedState.
+        """
+        ...
+
     def model_state(self) -> dict[str, Any]:
         """The model's part of `state()`."""
         ...

@@ -47,6 +47,9 @@ class NamedState:
     def room(self, saved: dict[str, Any]) -> dict[str, Any]:
         return {"model": self.model_state(), "optimizer": self._named_optimizer().room(saved["optimizer"])}
 
+    def try_load(self) -> None:
+        self._named_optimizer().try_load()
+
     def model_state(self) -> dict[str, Any]:
         return model_state(self._model)
 

@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 
 from spottrain.checkpoint.errors import CheckpointMismatch, UnsupportedState
 from spottrain.checkpoint.format import codec
-from spottrain.checkpoint.format.described import Described
+from spottrain.checkpoint.format.described import Described, as_described
+from spottrain.checkpoint.saving.fingerprint import digest
 from spottrain.engines.wrapped_tensors import is_wrapping, taken_apart, together
 
 Names = Mapping[torch.Tensor, str]
@@ -123,6 +124,31 @@ class NamedOptimizer:
             if number in loaded and isinstance(values, dict):
                 values.update(_as_loaded(values, loaded[number]))
 
+    def try_load(self) -> None:
+        """Load the state of one parameter of each kind into room of its own, and compare.
+
+        Raises UnsupportedState if it is another then.
+        """
+        saved = self.state()
+        parameters = {self._names[each]: each for group in self._optimizer.param_groups for each in group["params"]}
+        options = {name: group for group in saved["groups"] for name in group["params"]}
+        for name in _one_of_each_kind(saved["state"], parameters):
+            values, parameter = saved["state"][name], parameters[name]
+            room = StateRoom(parameter, options[name], saved.get("layouts", {}).get(name))
+            tensors, made = codec.split(values)[0], room.of(as_described(values))
+            places = codec.split(made)[0]
+            check_alike(tensors, places)
+            for key, tensor in tensors.items():
+                _local(places[key]).copy_(_local(tensor))
+            again = codec.split(Packing(parameter).of(_unpacked(made)))[0]
+            check_alike(tensors, again)
+            for key, tensor in tensors.items():
+                if digest([_local(tensor)]) != digest([_local(again[key])]):
+                    raise UnsupportedState(
+                        f"The optimizer's state {key!r} of {name} has other values after it is loaded. Use another "
+                        "optimizer."
+                    )
+
     def _parts(self) -> tuple[list[Values], dict[Any, Any], Values]:
         """The groups, the states by number of parameter or another key, and what else there is."""
         found = dict(state_dict_of(self._optimizer))
@@ -132,6 +158,38 @@ class NamedOptimizer:
         """The parameters by the numbers that the optimizer's state_dict gives them."""
         pairs = zip(groups, self._optimizer.param_groups, strict=True)
         return {n: p for group, own in pairs for n, p in zip(group["params"], own["params"], strict=True)}
+
+
+def check_alike(saved: codec.Tensors, loaded: codec.Tensors) -> None:
+    """Raise UnsupportedState if tensors that were loaded are of other names, types or forms than those saved."""
+    for name in saved.keys() | loaded.keys():
+        one, two = (_form(each.get(name)) for each in (saved, loaded))
+        if one != two:
+            raise UnsupportedState(
+                f"The optimizer's state {name!r} could not be loaded again: it is saved as {one}, and loaded as "
+                f"{two}. Use another optimizer."
+            )
+
+
+def _form(tensor: Any) -> str:
+    if tensor is None:
+        return "nothing"
+    spread = f" of {list(tensor.placements)}" if isinstance(tensor, DTensor) else ""
+    return f"{type(tensor).__name__}{spread}, {tensor.dtype}, {list(tensor.shape)}"
+
+
+def _one_of_each_kind(states: Values, parameters: Mapping[str, torch.Tensor]) -> list[str]:
+    """For each form of a state, the name of the smallest parameter that has it."""
+    found: dict[str, str] = {}
+    for name in sorted(states, key=lambda name: parameters[name].numel()):
+        tensors, _ = codec.split(states[name])
+        kinds = [(key, type(each).__name__, str(each.dtype)) for key, each in tensors.items()]
+        found.setdefault(f"{type(parameters[name]).__name__} {kinds}", name)
+    return list(found.values())
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def state_dict_of(optimizer: Optimizer) -> dict[str, Any]:

@@ -80,7 +80,11 @@ class StateSaver:
         """
         if self.checkpointer is not None and step > 0:
             self.checkpointer.prepare(
-                state.tensors(), frozen=state.frozen(), extra=self._extra(state), alike=state.alike()
+                state.tensors(),
+                frozen=state.frozen(),
+                extra=self._extra(state),
+                alike=state.alike(),
+                trial=state.engine.try_load,
             )
 
     def is_due(self) -> bool:
@@ -244,14 +248,11 @@ class StateSaver:
         try:
             return save(tensors, extra=self._with_cost(extra), alike=state.alike(), **rest)
         except (RanksDiffer, UnsupportedState) as error:
-            tensors, extra, left_out = what_fits(tensors, extra, error)
-            if not left_out:
+            tensors, extra, change = what_fits(tensors, extra, error)
+            if change is None:
                 raise
             handle = save(tensors, extra=self._with_cost(extra), **rest)
-            self.reports.warn(
-                f"The checkpoint of step {step} is without {', '.join(left_out)}, which a resume would start afresh. "
-                f"{error}"
-            )
+            self.reports.warn(f"The checkpoint of step {step} {change}. {error}")
             return handle
 
     def _extra(self, state: TrainingState) -> dict[str, Any]:

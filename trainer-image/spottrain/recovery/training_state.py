@@ -285,23 +285,24 @@ class TrainingState:
 
 def what_fits(
     tensors: dict[str, Any], extra: dict[str, Any], error: CheckpointError
-) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+) -> tuple[dict[str, Any], dict[str, Any], str | None]:
     """What a commit can hold of a state after a save ended with `error`.
 
     Returns:
         The tensors, without the optimizer's states of parameters that it can't hold; the values besides, without such
-        parts of `stateful`; and the names of what is missing.
+        parts of `stateful`; and what that makes of the commit, None if nothing helps.
     """
     if isinstance(error, RanksDiffer):
-        # Rank 0's parts are left, as a commit holds them.
-        return tensors, extra, [error.name] if error.name.startswith("stateful.") else []
+        is_of_script = error.name.startswith("stateful.")
+        return tensors, extra, f"holds rank 0's {error.name} for all ranks" if is_of_script else None
     parts = {name: state for name, state in extra["stateful"].items() if codec.is_storable(state)}
     states = tensors.get("optimizer", {}).get("state", {})
     fitting = {name: state for name, state in states.items() if _is_storable(state)}
     left_out = [f"the state of {name} (stateful)" for name in extra["stateful"] if name not in parts]
     left_out += [f"the optimizer's state of {name}" for name in states if name not in fitting]
     kept = {**tensors, "optimizer": {**tensors["optimizer"], "state": fitting}} if states else tensors
-    return kept, {**extra, "stateful": parts}, left_out
+    change = f"is without {', '.join(left_out)}, which a resume would start afresh" if left_out else None
+    return kept, {**extra, "stateful": parts}, change
 
 
 def _is_storable(state: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,17 @@ class Described:
 
     dtype: torch.dtype
     shape: torch.Size
+
+
+def as_described(state: dict[str, Any]) -> dict[str, Any]:
+    """What `described` returns of a checkpoint of `state`. Raises UnsupportedState."""
+    tensors, tree = codec.split(state)
+    read: dict[str, Any] = codec.join(json.loads(json.dumps(tree)), {n: of_tensor(t) for n, t in tensors.items()})
+    return read
+
+
+def of_tensor(tensor: torch.Tensor) -> Described:
+    return Described(tensor.dtype, tensor.shape)
 
 
 def described(manifest: Manifest) -> dict[str, Any]:

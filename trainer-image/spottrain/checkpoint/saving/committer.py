@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 
 from spottrain.checkpoint.format.attempt import Attempt, collect_receipts
 from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.format.described import described
 from spottrain.checkpoint.format.frozen_files import FrozenFiles
 from spottrain.checkpoint.format.head import commit
-from spottrain.checkpoint.format.manifest import build_manifest, serialise
+from spottrain.checkpoint.format.manifest import build_manifest, read_manifest, serialise
 from spottrain.checkpoint.saving.parts import StagedPart
 from spottrain.checkpoint.saving.retention import BackgroundCleanUp, Retention, clean_up
 from spottrain.checkpoint.saving.save_handle import SaveHandle
@@ -68,6 +69,8 @@ class Committer:
             needs=manifest.needs(attempt.prefix),
         )
         self._storage.upload(new.manifest, data)
+        if part.is_tried:
+            described(read_manifest(self._storage, new))  # as a resume begins
         handle.proposed, handle.frozen_files = new, frozen_files
         commit(self._storage, new, resumed_from_step=self.resumed_from_step)
         self.resumed_from_step = None

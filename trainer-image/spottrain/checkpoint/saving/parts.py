@@ -63,6 +63,7 @@ class StagedPart:
         frozen: The part that frozen weights have in the save.
         tree: As in `Parts`; rank 0 writes it to the manifest.
         extra: As `tree`.
+        is_tried: Whether the save reads some of it back before it counts: no save of tensors of this structure has.
     """
 
     receipt: Receipt
@@ -70,3 +71,4 @@ class StagedPart:
     frozen: FrozenPart
     tree: codec.Json
     extra: codec.Json
+    is_tried: bool = False

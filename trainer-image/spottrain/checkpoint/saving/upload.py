@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import logging
 
-from spottrain.checkpoint.errors import CheckpointError, error_to_json
+from spottrain.checkpoint.errors import CheckpointError, SaveFailed, error_to_json
 from spottrain.checkpoint.format.attempt import Attempt
 from spottrain.checkpoint.format.head import read_head
-from spottrain.checkpoint.format.manifest import DataFile, Receipt, data_key, frozen_key, receipt_key, serialise
+from spottrain.checkpoint.format.manifest import (
+    DataFile,
+    Entry,
+    Receipt,
+    data_key,
+    frozen_key,
+    receipt_key,
+    serialise,
+)
 from spottrain.checkpoint.saving.parts import StagedPart
 from spottrain.checkpoint.saving.staging import SharedMemory, Staged
 from spottrain.checkpoint.saving.writer import WriterLost, WriterProcess, write
@@ -40,7 +48,23 @@ class Upload:
         prefix, rank, frozen = attempt.prefix, part.receipt.rank, part.frozen.staged
         files = {"frozen": self.write(frozen, frozen_key(prefix, rank)) if frozen is not None else None}
         files["file"] = self.write(part.data, data_key(prefix, rank))
+        if part.is_tried:
+            self._read_back(data_key(prefix, rank), part)
         self._put_receipt(attempt, part.receipt.model_copy(update=files))
+
+    def _read_back(self, key: str, part: StagedPart) -> None:
+        """Read the smallest tensor of each kind. Raises CorruptCheckpoint if the store holds something else."""
+        kinds = {
+            (e.dtype, e.fqn.rpartition(".")[2]): e for e in sorted(part.receipt.entries, key=_size, reverse=True)
+        }
+        for entry in kinds.values():
+            found = bytearray(_size(entry))
+            length = self._storage.read_into(key, entry.chunk.begin, memoryview(found)) if found else 0
+            if length != len(found) or found != part.data.data[entry.chunk.begin : entry.chunk.end]:
+                raise SaveFailed(
+                    f"The store gives other bytes for {entry.fqn} in {key} than were just written, so that no resume "
+                    "could read the checkpoint. See what else writes there, or changes what is read."
+                )
 
     def report(self, attempt: Attempt, receipt: Receipt, error: CheckpointError) -> None:
         """Leave a receipt that says why the rank's part is not stored. Raises CheckpointError."""
@@ -62,3 +86,7 @@ class Upload:
     def _lose_writer(self, error: WriterLost) -> None:
         logger.warning("%s Rank %d writes its checkpoints itself from now on.", error, self._rank)
         self._writer = None
+
+
+def _size(entry: Entry) -> int:
+    return entry.chunk.end - entry.chunk.begin
