@@ -36,15 +36,16 @@ GENERATION = 1 if RANK_SETTINGS["begins"] else 2
 
 
 class Model(nn.Module):
-    """Sizes that don't divide, a vector and a scalar."""
+    """Sizes that don't divide, a scalar, and a vector of which one rank has nothing."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
         self.scale = nn.Parameter(torch.tensor(1.5))
+        self.offset = nn.Parameter(torch.full((1,), 0.5))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x) * self.scale
+        return self.layers(x) * self.scale + self.offset
 
 
 def batch(step: int) -> torch.Tensor:

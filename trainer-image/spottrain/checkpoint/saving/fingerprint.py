@@ -50,8 +50,8 @@ def digest(tensors: Iterable[torch.Tensor]) -> int:
         pieces.setdefault(tensor.device, []).extend(_pieces(tensor))
     found = 0
     for of_device in pieces.values():
-        sums = torch.stack([_sum(piece) for piece in _joined(of_device)])
-        found = hash((found, *sums.tolist()))  # waits for a GPU only once
+        sums = [_sum(piece) for piece in _joined(of_device)]
+        found = hash((found, *(torch.stack(sums).tolist() if sums else ())))  # waits for a GPU only once
     return found
 
 
