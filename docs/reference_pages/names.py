@@ -22,7 +22,7 @@ from spottrain_api.contract.names import (
     MANAGED_BY,
     TAINT_PREEMPTION,
 )
-from spottrain_api.contract.nodes import LABEL_SHUTDOWN_GRACE, TAINTS
+from spottrain_api.contract.nodes import LABEL_NOTICE_AHEAD, LABEL_SHUTDOWN_GRACE, NOTICE_LABELS, TAINTS
 from spottrain_api.contract.notices import NoticeKind
 
 from .markdown import code, entry
@@ -100,8 +100,15 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (
         LABEL_SHUTDOWN_GRACE,
         "label of nodes",
-        "Seconds that the kubelet gives pods when the node shuts down. Set it on a node pool whose setting differs "
-        "from its cloud's default. Default: 15 on GKE's spot nodes, otherwise unknown.",
+        "Seconds that the kubelet gives pods when the node shuts down. On GKE, the watcher sets it from the "
+        "kubelet's configuration. Set it on a node pool elsewhere. Default: 15 on GKE's spot nodes, otherwise "
+        "unknown.",
+    ),
+    (
+        LABEL_NOTICE_AHEAD,
+        "label of nodes",
+        "Seconds by which Compute Engine announces a preemption before it shuts the node down, as its VM asks for in "
+        "`preemptionNoticeDuration`. Set it on the node pool. Default: 0.",
     ),
     (TAINT_PREEMPTION, "taint of nodes", "Keeps new pods off a node that has a notice. Set by the watcher."),
 )
@@ -120,8 +127,8 @@ def names() -> str:
 
 
 def taints() -> str:
-    """An entry for each taint of other programs that counts as a notice."""
+    """An entry for each taint or label of other programs that counts as a notice."""
     return "\n".join(
         entry(name, _KINDS[each.kind], f"notice {code(each.kind.value)}", f"{each.lead_seconds:g} s ahead")
-        for name, each in TAINTS.items()
+        for name, each in (TAINTS | NOTICE_LABELS).items()
     )

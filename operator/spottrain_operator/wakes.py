@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from spottrain_api.contract.names import ANNOTATION_NOTICE
 from spottrain_api.v1alpha1.status import FINISHED_PHASES
 from spottrain_operator.controller import Priority
-from spottrain_operator.core.facts.notices import LOSS_TAINTS
+from spottrain_operator.core.facts.notices import loss_marks
 from spottrain_operator.kube.cache import Change
 from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.kube.resources import JOBS, NODES, PODS, Manifest, Resource
@@ -83,9 +83,9 @@ def _troubles_of_pod(pod: Manifest) -> set[str]:
 
 def _troubles_of_node(node: Manifest) -> set[str]:
     meta = node["metadata"]
-    taints = {taint["key"] for taint in node["spec"]["taints"]} & LOSS_TAINTS
+    marks = loss_marks((taint["key"] for taint in node["spec"]["taints"]), meta.get("labels", {}))
     # Another version of a notice may have another deadline, or take it back.
     notice = {meta.get("annotations", {}).get(ANNOTATION_NOTICE)} - {None}
     ready = any(each["status"] == "True" for each in node["status"]["conditions"])
     found = {"deleting": "deletionTimestamp" in meta, "not ready": not ready}
-    return taints | notice | {name for name, holds in found.items() if holds}
+    return marks | notice | {name for name, holds in found.items() if holds}

@@ -27,7 +27,6 @@ from spottrain_api.contract.names import (
     MANAGED_BY,
     WATCHER_PORT,
 )
-from spottrain_api.contract.nodes import shutdown_grace_seconds
 from spottrain_api.contract.notices import watcher_mark
 from spottrain_runtime import logs
 from spottrain_runtime.http_server import bounded_runner
@@ -74,6 +73,7 @@ def _cloud_source(
     session: aiohttp.ClientSession,
     api: KubernetesApi,
     kubernetes: KubernetesSource,
+    marker: NodeMarker,
     named: Provider | None,
     environ: Mapping[str, str],
 ) -> SignalSource | None:
@@ -91,7 +91,8 @@ def _cloud_source(
                 session,
                 node,
                 environ,
-                shutdown_grace_seconds=lambda: shutdown_grace_seconds(labels_of(kubernetes.node)),
+                labels=lambda: labels_of(kubernetes.node),
+                on_shutdown_grace=marker.label_grace,
             )
         case Provider.AZURE:
             acknowledges = environ.get(ENV_ACKNOWLEDGE, "").lower() == "true"
@@ -129,12 +130,12 @@ async def _watch(session: aiohttp.ClientSession, environ: Mapping[str, str]) -> 
     api = KubernetesApi.in_cluster(session, environ)
     kubernetes = KubernetesSource(api, await _read_node(api, node))
     sources: list[SignalSource] = [kubernetes]
-    cloud_source = partial(_cloud_source, session, api, kubernetes, named, environ)
+    proof = secrets.token_hex()
+    marker = NodeMarker(api, node, watcher_mark(proof))
+    cloud_source = partial(_cloud_source, session, api, kubernetes, marker, named, environ)
     cloud = cloud_source()
     if cloud is not None:
         sources.append(cloud)
-    proof = secrets.token_hex()
-    marker = NodeMarker(api, node, watcher_mark(proof))
     watcher = Watcher(sources, marker, proof)
     runner = bounded_runner(watcher.application(), shutdown_timeout=0.5)
     await runner.setup()

@@ -1,29 +1,48 @@
 """Signals of Compute Engine's metadata server, by long polls.
 
-A spot VM has 30 seconds from the signal; on GKE, the kubelet leaves the first 15 of them to pods. A VM that can't
-migrate, such as one with GPUs, is stopped for maintenance of its host 60 seconds after the signal or later.
+A spot VM has 30 seconds from the signal; on GKE, the kubelet leaves the first 15 of them to pods, or what its node
+pool asks for. A VM with a `preemptionNoticeDuration` has that long in addition, but its metadata doesn't say so. A
+VM that can't migrate, such as one with GPUs, is stopped for maintenance of its host 60 seconds after the signal or
+later.
 
 Sources:
 https://cloud.google.com/compute/docs/instances/preemptible#preemption-process
 https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice
 https://cloud.google.com/compute/docs/metadata/querying-metadata#waitforchange
+https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
+https://github.com/kubernetes/kubernetes/blob/v1.31.0/cluster/gce/gci/configure.sh (attributes/kubelet-config)
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import aiohttp
+import yaml
+from pydantic import BaseModel, Field
 
+from spottrain_api.contract.nodes import LONGEST_GRACE_SECONDS, notice_ahead_seconds, shutdown_grace_seconds
 from spottrain_api.contract.notices import Notice, NoticeKind
-from spottrain_watcher.metadata import REQUEST_SECONDS, Answer, MetadataServer, MetadataUnavailable, Poll, Polls, word
+from spottrain_watcher.metadata import (
+    MAX_PAUSE_SECONDS,
+    REQUEST_SECONDS,
+    Answer,
+    MetadataServer,
+    MetadataUnavailable,
+    Poll,
+    Polls,
+    word,
+)
 
 ENV_HOST = "GCE_METADATA_HOST"
 DEFAULT_HOST = "169.254.169.254"
 PATH_PREEMPTED = "/computeMetadata/v1/instance/preempted"
 PATH_MAINTENANCE = "/computeMetadata/v1/instance/maintenance-event"
 FLAVOR = {"Metadata-Flavor": "Google"}
+# The configuration file from which the node's kubelet was started.
+PATH_KUBELET_CONFIG = "/computeMetadata/v1/instance/attributes/kubelet-config"
 # What each value announces. VMs that migrate go on running, so that is no notice.
 PREEMPTED = {"FALSE": False, "TRUE": True}
 TERMINATED = {"NONE": False, "MIGRATE_ON_HOST_MAINTENANCE": False, "TERMINATE_ON_HOST_MAINTENANCE": True}
@@ -34,6 +53,8 @@ WAIT_SECONDS = 10
 # Between two requests, in case the server answers at once though nothing has changed.
 PAUSE_SECONDS = 0.2
 MAINTENANCE_PAUSE_SECONDS = 2.0
+# GKE makes nodes anew for another configuration: this is the pause after a failure.
+CONFIG_PAUSE_SECONDS = MAX_PAUSE_SECONDS
 
 
 def _utc_now() -> datetime:
@@ -51,7 +72,8 @@ class GceSource(Polls):
         node: str,
         environ: Mapping[str, str],
         *,
-        shutdown_grace_seconds: Callable[[], float | None] = lambda: None,
+        labels: Callable[[], Mapping[str, str]] = dict,
+        on_shutdown_grace: Callable[[int], None] = lambda seconds: None,
         wait_seconds: int = WAIT_SECONDS,
         now: Callable[[], datetime] = _utc_now,
     ) -> None:
@@ -61,8 +83,9 @@ class GceSource(Polls):
             session: For the requests.
             node: Name of the node.
             environ: May name the server in GCE_METADATA_HOST, as Google's own clients have it.
-            shutdown_grace_seconds: What the node's shutdown leaves its pods, if that is known. It is asked at the
-                signal: labels of the node may change.
+            labels: Those of the node, which say what its shutdown leaves its pods. They are asked at the signal: they
+                may change.
+            on_shutdown_grace: Called with the seconds that the kubelet's configuration leaves pods.
             wait_seconds: How long the server may keep a request.
             now: The signals carry no time: deadlines are counted from here.
         """
@@ -73,9 +96,22 @@ class GceSource(Polls):
 
         async def ask_preempted() -> Sequence[Notice]:
             announced = PREEMPTED[await preempted.value(PREEMPTED)]
-            grace = shutdown_grace_seconds()
+            grace = shutdown_grace_seconds(labels())
             lead = PREEMPTION_LEAD if grace is None else timedelta(seconds=grace)
+            lead += timedelta(seconds=notice_ahead_seconds(labels()))
             return [self._notice("preempted", NoticeKind.PREEMPT, lead)] if announced else []
+
+        async def ask_kubelet_config() -> Sequence[Notice]:
+            try:
+                answer = await server.get(PATH_KUBELET_CONFIG, headers=FLAVOR)
+            except MetadataUnavailable as error:
+                if error.status in (403, 404):  # it is not on GKE, or hides it
+                    return []
+                raise
+            seconds = grace_of_config(answer.body)
+            if seconds is not None:
+                on_shutdown_grace(seconds)
+            return []
 
         async def ask_maintenance() -> Sequence[Notice]:
             try:
@@ -91,6 +127,7 @@ class GceSource(Polls):
             [
                 Poll(path=PATH_PREEMPTED, ask=ask_preempted, pause_seconds=PAUSE_SECONDS),
                 Poll(path=PATH_MAINTENANCE, ask=ask_maintenance, pause_seconds=MAINTENANCE_PAUSE_SECONDS),
+                Poll(path=PATH_KUBELET_CONFIG, ask=ask_kubelet_config, pause_seconds=CONFIG_PAUSE_SECONDS),
             ],
         )
         self._node = node
@@ -106,6 +143,36 @@ class GceSource(Polls):
             deadline=now + lead,
             observed_at=now,
         )
+
+
+class _KubeletConfiguration(BaseModel):
+    """What the kubelet's configuration says of a shutdown: durations as in Go, such as `1m45s`."""
+
+    total: str = Field("", alias="shutdownGracePeriod")
+    critical: str = Field("", alias="shutdownGracePeriodCriticalPods")
+
+
+def grace_of_config(text: bytes) -> int | None:
+    """Seconds that a kubelet with this configuration leaves pods that aren't critical; None if it doesn't say.
+
+    Raises:
+        ValueError: It is no such configuration.
+    """
+    try:
+        config = _KubeletConfiguration.model_validate(yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise ValueError(f"the kubelet's configuration is no YAML: {error}") from error
+    grace = _go_seconds(config.total) - _go_seconds(config.critical)
+    return int(grace) if 0 < grace <= LONGEST_GRACE_SECONDS else None
+
+
+def _go_seconds(duration: str) -> float:
+    """Seconds of a duration in hours, minutes and seconds. An absent one is 0."""
+    parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?|0", duration)
+    if parts is None:
+        raise ValueError(f"{duration!r} is no duration")
+    hours, minutes, seconds = (float(part or 0) for part in parts.groups())
+    return 3600 * hours + 60 * minutes + seconds
 
 
 class _LongPoll:

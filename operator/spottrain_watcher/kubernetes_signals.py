@@ -1,6 +1,6 @@
 """Signals of Kubernetes about a node and the trainer pods on it.
 
-They are taints and the deletion of the node, and disruptions of the pods.
+They are taints, labels and the deletion of the node, and disruptions of the pods.
 
 The taints `node.kubernetes.io/not-ready` and `…/unreachable` are left out. They report what has happened already,
 they come and go with a restart of the kubelet, and the operator sees them itself.
@@ -19,7 +19,9 @@ from spottrain_api.contract.nodes import (
     DEFAULT_GRACE_SECONDS,
     NODE_DELETION_LEAD_SECONDS,
     TAINTS,
+    MarkMeaning,
     accepted_taints,
+    announcing_labels,
     eviction_grace_seconds,
 )
 from spottrain_api.contract.notices import POD_NOTICE_PREFIX, Notice, NoticeKind
@@ -162,20 +164,23 @@ def labels_of(node: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def node_notices(name: str, nodes: dict[str, Any], now: datetime) -> list[Notice]:
-    """Notices from the Node object: its taints, and its deletion."""
+    """Notices from the Node object: its taints and labels, and its deletion."""
     node = next(iter(nodes.values()), None)
     if node is None:
         return [_deletion(name, now, 0, now)]
     notices = []
     if (deleted_at := node["metadata"].get("deletionTimestamp")) is not None:
         notices.append(_deletion(name, _time(deleted_at, now), NODE_DELETION_LEAD_SECONDS, now))
+    labels = labels_of(node)
+
+    def announce(source: str, meaning: MarkMeaning, since: datetime) -> None:
+        notices.append(_notice(name, source, source, meaning.kind, since, meaning.lead_on(labels), now))
+
     for taint in accepted_taints(node):
-        meaning = TAINTS.get(taint["key"])
-        if meaning is not None:
-            since = _time(taint.get("timeAdded"), now)
-            source = f"taint:{taint['key']}"
-            lead = meaning.lead_on(labels_of(node))
-            notices.append(_notice(name, source, source, meaning.kind, since, lead, now))
+        if taint["key"] in TAINTS:
+            announce(f"taint:{taint['key']}", TAINTS[taint["key"]], _time(taint.get("timeAdded"), now))
+    for label, meaning in announcing_labels(labels).items():
+        announce(f"label:{label}", meaning, now)  # a label has no time: the first sighting counts
     return notices
 
 

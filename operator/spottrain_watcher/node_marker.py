@@ -1,6 +1,7 @@
 """Marks the Node for the operator and the scheduler.
 
-The Node gets the notice as an annotation, and a taint against new pods.
+The Node gets the notice as an annotation, and a taint against new pods. What its shutdown leaves pods becomes a
+label.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 from typing import Any
 
 from spottrain_api.contract.names import ANNOTATION_NOTICE, ANNOTATION_WATCHER, TAINT_PREEMPTION
+from spottrain_api.contract.nodes import LABEL_SHUTDOWN_GRACE
 from spottrain_api.contract.notices import Notice
 from spottrain_watcher.kubernetes_api import KubernetesApi, KubernetesError
 
@@ -19,11 +21,13 @@ MIN_RETRY_SECONDS = 0.1
 MAX_RETRY_SECONDS = 2.0
 
 
-def desired_change(node: dict[str, Any], notice: Notice | None, mark: str) -> dict[str, Any] | None:
+def desired_change(
+    node: dict[str, Any], notice: Notice | None, mark: str, grace_seconds: int | None = None
+) -> dict[str, Any] | None:
     """The merge patch that makes the Node show `notice` and `mark`; None if the Node shows them already.
 
     A recommendation is only annotated, as the node may well stay. Taints are one atomic list, so the patch carries
-    the resourceVersion from which it was made.
+    the resourceVersion from which it was made. A label with the grace of the node's shutdown stays as it is.
     """
     metadata = node["metadata"]
     shown = metadata.get("annotations") or {}
@@ -37,6 +41,8 @@ def desired_change(node: dict[str, Any], notice: Notice | None, mark: str) -> di
     patch: dict[str, Any] = {}
     if changed:
         patch["metadata"] = {"annotations": changed}
+    if grace_seconds is not None and LABEL_SHUTDOWN_GRACE not in (metadata.get("labels") or {}):
+        patch.setdefault("metadata", {})["labels"] = {LABEL_SHUTDOWN_GRACE: str(grace_seconds)}
     if len(desired_taints) != len(taints):
         patch["spec"] = {"taints": desired_taints}
     if patch:
@@ -55,12 +61,21 @@ class NodeMarker:
         self._path = f"/api/v1/nodes/{node}"
         self._mark = mark
         self._notice: Notice | None = None
+        self._grace_seconds: int | None = None
         self._shows = False
         self._changed = asyncio.Event()
         self._changed.set()
 
     def show(self, notice: Notice | None) -> None:
         self._notice, self._shows = notice, True
+        self.renew()
+
+    def label_grace(self, seconds: int) -> None:
+        """Label a Node that lacks the label with what its shutdown leaves pods.
+
+        It is written with what is shown.
+        """
+        self._grace_seconds = seconds
         self.renew()
 
     def renew(self) -> None:
@@ -92,7 +107,7 @@ class NodeMarker:
             await self._api.merge_patch(self._path, {"metadata": {"annotations": {ANNOTATION_WATCHER: self._mark}}})
             return
         notice = self._notice
-        patch = desired_change(await self._api.get(self._path), notice, self._mark)
+        patch = desired_change(await self._api.get(self._path), notice, self._mark, self._grace_seconds)
         if patch is not None:
             await self._api.merge_patch(self._path, patch)
             logger.info("node marked: %s", notice.to_json() if notice else "no notice")

@@ -19,6 +19,7 @@ import pytest
 from aiohttp import web
 
 from signal_clouds import DEADLINE, Provider, listening, local_cloud, serve, source_of, until_trouble, within
+from spottrain_api.contract.nodes import GKE_SPOT, LABEL_NOTICE_AHEAD, LABEL_SHUTDOWN_GRACE
 from spottrain_api.contract.notices import NoticeKind
 from spottrain_watcher import azure, ec2, gce
 from spottrain_watcher.signal_source import SignalSource
@@ -32,6 +33,7 @@ CALM: dict[str, str | None] = {
     ec2.PATH_MAINTENANCE: None,
     gce.PATH_PREEMPTED: "FALSE",
     gce.PATH_MAINTENANCE: "NONE",
+    gce.PATH_KUBELET_CONFIG: None,
     azure.PATH_NAME: "vm_0",
     azure.PATH_EVENTS: '{"DocumentIncarnation": 1, "Events": []}',
 }
@@ -212,12 +214,59 @@ async def test_gce_a_vm_without_maintenance_events_is_no_trouble() -> None:
         assert source.trouble is None
 
 
-async def test_gce_a_shutdown_that_leaves_pods_less_shortens_the_notice() -> None:
+@pytest.mark.parametrize(
+    ("labels", "seconds"),
+    [
+        ({}, 30),
+        ({GKE_SPOT: "true"}, 15),
+        ({GKE_SPOT: "true", LABEL_SHUTDOWN_GRACE: "105"}, 105),
+        ({LABEL_NOTICE_AHEAD: "120"}, 150),
+        ({LABEL_NOTICE_AHEAD: "120", LABEL_SHUTDOWN_GRACE: "20"}, 140),
+        ({LABEL_NOTICE_AHEAD: "soon"}, 30),
+    ],
+    ids=str,
+)
+async def test_gce_a_notice_ends_when_the_shutdown_leaves_pods_nothing(labels: dict[str, str], seconds: int) -> None:
     now = datetime.now(UTC)
     body: dict[str, str | None] = {gce.PATH_PREEMPTED: "TRUE"}
-    async with saying("gke", body, now=lambda: now, shutdown_grace_seconds=lambda: 15.0) as source:
+    async with saying("gke", body, now=lambda: now, labels=lambda: labels) as source:
         (notice,) = await within(30, source.watch())
-    assert notice.deadline == now + timedelta(seconds=15)
+    assert notice.deadline == now + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("config", "seconds"),
+    [
+        ("shutdownGracePeriod: 2m0s\nshutdownGracePeriodCriticalPods: 15s\n", 105),
+        ('{"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "15s"}', 15),
+        ("shutdownGracePeriod: 1m\n", 60),
+        ("shutdownGracePeriod: 0s\nshutdownGracePeriodCriticalPods: 0s\n", None),
+        ("kind: KubeletConfiguration\n", None),
+        ("shutdownGracePeriod: 10s\nshutdownGracePeriodCriticalPods: 15s\n", None),
+        ("shutdownGracePeriod: 9999999h\n", None),
+    ],
+)
+def test_gke_the_kubelets_configuration_says_what_it_leaves_pods(config: str, seconds: int | None) -> None:
+    assert gce.grace_of_config(config.encode()) == seconds
+
+
+@pytest.mark.parametrize("config", ["shutdownGracePeriod: soon", "shutdownGracePeriod: [1]", "- 1", "{", "\x00", ""])
+def test_gke_a_configuration_that_is_none_is_malformed(config: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        gce.grace_of_config(config.encode())
+
+
+@pytest.mark.parametrize(("config", "known"), [("shutdownGracePeriod: 1m45s", [105]), (None, [])], ids=["gke", "gce"])
+async def test_gke_the_kubelets_grace_is_read_from_the_metadata(config: str | None, known: list[int]) -> None:
+    told: list[int] = []
+    bodies = {gce.PATH_KUBELET_CONFIG: config}
+    async with saying("gke", bodies, on_shutdown_grace=told.append) as source, asyncio.timeout(30):
+        answers = source.watch()
+        assert await anext(answers) == ()
+        later = asyncio.ensure_future(anext(answers))
+        while told != known or source.trouble is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        later.cancel()
 
 
 async def test_gce_another_server_at_its_address_is_trouble() -> None:

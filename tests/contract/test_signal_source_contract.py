@@ -42,6 +42,7 @@ from spottrain_watcher.ec2 import ENV_ENDPOINT, PATH_INSTANCE_ACTION, PATH_MAINT
 from spottrain_watcher.gce import ENV_HOST
 from spottrain_watcher.kubernetes_api import WATCH_TIMEOUT, KubernetesApi
 from spottrain_watcher.kubernetes_signals import KubernetesSource
+from spottrain_watcher.node_marker import NodeMarker
 from spottrain_watcher.provider import Provider
 
 SECOND = timedelta(seconds=1)
@@ -214,7 +215,8 @@ async def test_gce_a_grace_that_the_node_is_labelled_with_later_counts(
     async with aiohttp.ClientSession() as session:
         environ = {ENV_NODE_NAME: NODE, ENV_HOST: url.removeprefix("http://")}
         api = KubernetesApi(session, "", tmp_path / "token", None)
-        source = _cloud_source(session, api, kubernetes.source, Provider.GCE, environ)
+        marker = NodeMarker(api, NODE, "mark")
+        source = _cloud_source(session, api, kubernetes.source, marker, Provider.GCE, environ)
         assert source is not None
         answers = following(kubernetes)
         assert await within(30, answers) == ()

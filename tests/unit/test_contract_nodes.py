@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from scene import NOW, training_job
-from spottrain_api.contract.nodes import LABEL_SHUTDOWN_GRACE, TAINTS, TaintMeaning, shutdown_grace_seconds
+from spottrain_api.contract.nodes import (
+    LABEL_SHUTDOWN_GRACE,
+    NOTICE_LABELS,
+    TAINTS,
+    MarkMeaning,
+    shutdown_grace_seconds,
+)
 from spottrain_api.contract.notices import NoticeKind
 from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.objects.observe import node_view, pod_view
@@ -39,7 +45,7 @@ def test_the_grace_of_a_nodes_shutdown(labels: dict[str, str], seconds: float | 
 
 
 @pytest.mark.parametrize(("taint", "meaning"), TAINTS.items(), ids=TAINTS)
-def test_the_operator_knows_each_taint_that_the_watcher_knows(taint: str, meaning: TaintMeaning) -> None:
+def test_the_operator_knows_each_taint_that_the_watcher_knows(taint: str, meaning: MarkMeaning) -> None:
     node = {"metadata": {"name": "n4"}, "spec": {"taints": [{"key": taint, "effect": "NoSchedule"}]}}
     [notice] = node_notices("n4", {"n4": node}, NOW)
     assert (notice.kind, (notice.deadline - NOW).total_seconds()) == (meaning.kind, meaning.lead_seconds)
@@ -50,6 +56,22 @@ def test_the_operator_knows_each_taint_that_the_watcher_knows(taint: str, meanin
     # A deadline that has passed counts as unknown: the node is still there.
     due = notice.deadline if meaning.lead_seconds else NOW + timedelta(seconds=DEFAULT_TIMING.unknown_lead)
     assert generation.deadline == (None if only_a_hint else due)
+
+
+@pytest.mark.parametrize(("label", "meaning"), NOTICE_LABELS.items(), ids=NOTICE_LABELS)
+def test_watcher_and_operator_know_each_label_that_announces_a_loss(label: str, meaning: MarkMeaning) -> None:
+    """CoreWeave cordons a node and labels it. A cordon alone says nothing."""
+    for labels, announced in (({label: "true"}, True), ({label: "false"}, False), ({}, False)):
+        node = tainted({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"})
+        node["metadata"]["labels"] = labels
+        notices = node_notices("n4", {"n4": node}, NOW)
+        due = NOW + timedelta(seconds=meaning.lead_seconds)
+        expected = [(f"label:{label}", meaning.kind, due)] if announced else []
+        assert [(each.source, each.kind, each.deadline) for each in notices] == expected
+        view = node_view(node)
+        generation = training_job().node(4, taints=view.taints, labels=view.labels).plan().status.generation
+        assert generation is not None
+        assert (generation.reason, generation.deadline) == (("Preempted", due) if announced else (None, None))
 
 
 @pytest.mark.parametrize(("stated", "seconds"), [("105", 105), ("soon", 15)])
@@ -142,6 +164,18 @@ def test_a_time_that_is_none_counts_as_now(time: Any) -> None:
     node = tainted({"key": KARPENTER, "effect": "NoSchedule", "timeAdded": time})
     [notice] = node_notices("n4", {"n4": node}, NOW)
     assert notice.deadline == NOW + timedelta(seconds=120)
+
+
+@pytest.mark.parametrize(
+    ("labels", "written"), [(None, "105"), ({"a": "b"}, "105"), ({LABEL_SHUTDOWN_GRACE: "20"}, None)], ids=str
+)
+def test_the_watcher_labels_a_node_with_its_grace_unless_it_has_the_label(
+    labels: dict[str, str] | None, written: str | None
+) -> None:
+    node = tainted()
+    node["metadata"] |= {"labels": labels}
+    patch = desired_change(node, None, "mark", 105) or {}
+    assert patch["metadata"].get("labels", {}).get(LABEL_SHUTDOWN_GRACE) == written
 
 
 def test_the_nodes_mark_keeps_taints_that_it_does_not_understand() -> None:

@@ -10,7 +10,7 @@ import pytest
 from scene import notice, pod
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import ANNOTATION_NOTICE, TAINT_PREEMPTION
-from spottrain_api.contract.nodes import GKE_SPOT
+from spottrain_api.contract.nodes import GKE_SPOT, NOTICE_LABELS
 from spottrain_operator.core.model import KeptAway
 from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.kept_away import kept_away, node_indices
@@ -50,12 +50,13 @@ def kept(*nodes: Manifest, **spec: Any) -> KeptAway:
         (node("node.kubernetes.io/unreachable"), KeptAway(num_down=1)),
         (node(CORDONED, TAINT_PREEMPTION), KeptAway(num_down=1)),
         (node(CORDONED, annotations={ANNOTATION_NOTICE: NOTICE}), KeptAway(num_down=1)),
+        (node(CORDONED, labels=SPOT | dict.fromkeys(NOTICE_LABELS, "true")), KeptAway(num_down=1)),
         (node(CORDONED, ready=False), KeptAway(num_down=1)),
         (node("team", deletionTimestamp="2026-01-01T00:00:00Z"), KeptAway(num_down=1)),
     ],
     ids=[
         *("cordoned", "tainted", "both", "only avoided", "taints of spot nodes", "other labels", "on-demand"),
-        *("unreachable", "with the watcher's taint", "with a notice", "not ready", "deleted"),
+        *("unreachable", "with the watcher's taint", "with a notice", "labelled", "not ready", "deleted"),
     ],
 )
 def test_nodes_are_told_apart_by_what_keeps_them_from_the_pod(found: Manifest, kept_from_it: KeptAway) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from spottrain_api.contract.names import ANNOTATION_NOTICE, ANNOTATION_WATCHER, LABEL_JOB, TAINT_PREEMPTION
+from spottrain_api.contract.nodes import NOTICE_LABELS
 from spottrain_operator.controller import Priority
 from spottrain_operator.kube.cache import Change
 from spottrain_operator.kube.identities import JobKey
@@ -74,6 +75,7 @@ NODE_CHANGES = {
     "announced anew": (node(notice="{}"), node(notice='{"cancelled": true}'), URGENT),
     "tainted": (node(), node(taints=(TAINT_PREEMPTION,)), URGENT),
     "tainted for something else": (node(), node(taints=("nvidia.com/gpu",)), NORMAL),
+    "labelled for a loss": (node(), node(labels=dict.fromkeys(NOTICE_LABELS, "true")), URGENT),
     "being deleted": (node(), node(deletionTimestamp="2026-01-01T00:00:00Z"), URGENT),
     "relabelled": (node(), node(labels={"a": "1"}), NORMAL),
     "watched": (node(), node(annotations={ANNOTATION_WATCHER: "mark"}), NORMAL),

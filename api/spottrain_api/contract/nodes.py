@@ -10,8 +10,8 @@ from spottrain_api.contract.notices import NoticeKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaintMeaning:
-    """What a taint announces, and how long after it the node is gone.
+class MarkMeaning:
+    """What a taint or label of a node announces, and how long after it the node is gone.
 
     Attributes:
         is_shutdown: Whether the node shuts down. Then what `shutdown_grace_seconds` knows of it counts instead.
@@ -22,35 +22,39 @@ class TaintMeaning:
     is_shutdown: bool = False
 
     def lead_on(self, labels: Mapping[str, str]) -> float:
-        """Seconds from the taint until a node with these labels is gone."""
+        """Seconds from the mark until a node with these labels is gone."""
         grace = shutdown_grace_seconds(labels) if self.is_shutdown else None
         return self.lead_seconds if grace is None else grace
 
 
 # Taints with which termination handlers and autoscalers announce that a node will, or may, be taken away.
-TAINTS: Mapping[str, TaintMeaning] = {
+TAINTS: Mapping[str, MarkMeaning] = {
     # https://github.com/aws/aws-node-termination-handler (taint-node)
-    "aws-node-termination-handler/spot-itn": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),
-    "aws-node-termination-handler/rebalance-recommendation": TaintMeaning(
-        kind=NoticeKind.REBALANCE, lead_seconds=600
-    ),
-    "aws-node-termination-handler/asg-lifecycle-termination": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),
-    "aws-node-termination-handler/scheduled-maintenance": TaintMeaning(kind=NoticeKind.MAINTENANCE, lead_seconds=120),
+    "aws-node-termination-handler/spot-itn": MarkMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),
+    "aws-node-termination-handler/rebalance-recommendation": MarkMeaning(kind=NoticeKind.REBALANCE, lead_seconds=600),
+    "aws-node-termination-handler/asg-lifecycle-termination": MarkMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),
+    "aws-node-termination-handler/scheduled-maintenance": MarkMeaning(kind=NoticeKind.MAINTENANCE, lead_seconds=120),
     # https://karpenter.sh/docs/concepts/disruption/
-    "karpenter.sh/disrupted": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),
-    "karpenter.sh/disruption": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),  # before 1.0
+    "karpenter.sh/disrupted": MarkMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),
+    "karpenter.sh/disruption": MarkMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),  # before 1.0
     # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
-    "cloud.google.com/impending-node-termination": TaintMeaning(
+    "cloud.google.com/impending-node-termination": MarkMeaning(
         kind=NoticeKind.PREEMPT, lead_seconds=15, is_shutdown=True
     ),
     # https://learn.microsoft.com/azure/aks/node-auto-drain
-    "remediator.kubernetes.azure.com/unschedulable": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=30),
+    "remediator.kubernetes.azure.com/unschedulable": MarkMeaning(kind=NoticeKind.PREEMPT, lead_seconds=30),
     # https://kubernetes.io/docs/reference/labels-annotations-taints/
-    "node.kubernetes.io/out-of-service": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=0),
-    "node.cloudprovider.kubernetes.io/shutdown": TaintMeaning(kind=NoticeKind.PREEMPT, lead_seconds=0),
+    "node.kubernetes.io/out-of-service": MarkMeaning(kind=NoticeKind.PREEMPT, lead_seconds=0),
+    "node.cloudprovider.kubernetes.io/shutdown": MarkMeaning(kind=NoticeKind.PREEMPT, lead_seconds=0),
     # https://github.com/kubernetes/autoscaler (cluster-autoscaler/utils/taints)
-    "ToBeDeletedByClusterAutoscaler": TaintMeaning(kind=NoticeKind.MAINTENANCE, lead_seconds=60),
-    "DeletionCandidateOfClusterAutoscaler": TaintMeaning(kind=NoticeKind.REBALANCE, lead_seconds=600),
+    "ToBeDeletedByClusterAutoscaler": MarkMeaning(kind=NoticeKind.MAINTENANCE, lead_seconds=60),
+    "DeletionCandidateOfClusterAutoscaler": MarkMeaning(kind=NoticeKind.REBALANCE, lead_seconds=600),
+}
+# Labels with the value "true" by which clouds announce the same.
+NOTICE_LABELS: Mapping[str, MarkMeaning] = {
+    # https://docs.coreweave.com/platform/capacity-plans/spot-node-pools: cordoned, labelled, and drained when the
+    # warning window ends. The page has only the longest window, seven minutes.
+    "qos.coreweave.cloud/pending-preemption": MarkMeaning(kind=NoticeKind.PREEMPT, lead_seconds=120),
 }
 # A Node that is being deleted stays while finalizers hold it. Karpenter's holds it until its pods have left, as after
 # Karpenter's taint.
@@ -73,6 +77,11 @@ def accepted_taints(node: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     )
 
 
+def announcing_labels(labels: Mapping[str, str]) -> dict[str, MarkMeaning]:
+    """Those of a node's labels that announce something, and what."""
+    return {key: meaning for key, meaning in NOTICE_LABELS.items() if labels.get(key) == "true"}
+
+
 EKS_CAPACITY_TYPE = "eks.amazonaws.com/capacityType"
 KARPENTER_CAPACITY_TYPE = "karpenter.sh/capacity-type"
 GKE_SPOT = "cloud.google.com/gke-spot"
@@ -92,8 +101,11 @@ SPOT_LABELS: Mapping[str, str] = {
     OKE_PREEMPTIBLE: "true",  # https://docs.oracle.com/iaas/Content/ContEng/Tasks/contengusingpreemptiblecapacity.htm
     TOGETHER_COMPUTE_CLASS: "preemptible",  # https://docs.together.ai/docs/preemptible-compute
 }
-# Set by whoever sets up a pool of nodes: seconds that the kubelet gives pods when the node shuts down.
+# Seconds that the kubelet gives pods when the node shuts down. Set by whoever sets up a pool of nodes, or by the
+# watcher of a node whose metadata has the kubelet's configuration.
 LABEL_SHUTDOWN_GRACE = "spottrain.dev/shutdown-grace-seconds"
+# Set by whoever sets up a pool of nodes: seconds by which the cloud's notice comes before that shutdown.
+LABEL_NOTICE_AHEAD = "spottrain.dev/notice-ahead-seconds"
 # Of a pod that names none, by Kubernetes.
 DEFAULT_GRACE_SECONDS = 30.0
 # A day. Longer ones are mistakes, and the longest can't be added to a time.
@@ -112,11 +124,21 @@ def shutdown_grace_seconds(labels: Mapping[str, str]) -> float | None:
 
     A label that can't be is ignored.
     """
-    stated = labels.get(LABEL_SHUTDOWN_GRACE, "")
-    if stated.isdecimal() and float(stated) <= LONGEST_GRACE_SECONDS:
-        return float(stated)
+    stated = _seconds(labels, LABEL_SHUTDOWN_GRACE)
+    if stated is not None:
+        return stated
     known = (grace for label, grace in _PROVIDERS_SHUTDOWN_GRACE.items() if labels.get(label) == "true")
     return min(known, default=None)
+
+
+def notice_ahead_seconds(labels: Mapping[str, str]) -> float:
+    """Seconds from the cloud's notice of a preemption until the node shuts down. A label that can't be is ignored."""
+    return _seconds(labels, LABEL_NOTICE_AHEAD) or 0.0
+
+
+def _seconds(labels: Mapping[str, str], label: str) -> float | None:
+    stated = labels.get(label, "")
+    return float(stated) if stated.isdecimal() and float(stated) <= LONGEST_GRACE_SECONDS else None
 
 
 def eviction_grace_seconds(grace_seconds: float, reason: str | None, labels: Mapping[str, str]) -> float:

@@ -41,7 +41,8 @@ class Notice(Message):
     id: str
     node: str
     kind: NoticeKind = NoticeKind.PREEMPT
-    source: str  # "ec2", "gce", "azure", "taint:<key>", "condition:<reason>", "node-deleted", "sigterm"
+    # "ec2", "gce", "azure", "taint:<key>", "label:<key>", "condition:<reason>", "node-deleted", "sigterm"
+    source: str
     deadline: AwareDatetime
     observed_at: AwareDatetime
     cancelled: bool = False

@@ -7,7 +7,7 @@ from typing import Any
 
 from spottrain_api.contract.nodes import SPOT_LABELS, accepted_taints
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
-from spottrain_operator.core.facts.notices import LOSS_TAINTS
+from spottrain_operator.core.facts.notices import loss_marks
 from spottrain_operator.core.model import KeptAway, PodView
 from spottrain_operator.kube.cache import Index
 from spottrain_operator.kube.resources import Manifest
@@ -74,7 +74,7 @@ def _is_down(node: Manifest, taints: set[str]) -> bool:
     """Whether the node goes, or is not up yet."""
     view = node_view(node)
     passing = any(each.startswith(_OF_KUBERNETES) for each in taints - {_CORDONED})
-    goes = view.deleting or view.notice is not None or not LOSS_TAINTS.isdisjoint(view.taints)
+    goes = view.deleting or view.notice is not None or bool(loss_marks(view.taints, view.labels))
     return not view.ready or passing or goes
 
 

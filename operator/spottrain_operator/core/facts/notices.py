@@ -5,14 +5,19 @@ Signals come twice, late, from two sources, or are taken back. The newest versio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from spottrain_api.contract.assignments import AgentReport
 from spottrain_api.contract.causes import Cause
 from spottrain_api.contract.names import TAINT_PREEMPTION
-from spottrain_api.contract.nodes import NODE_DELETION_LEAD_SECONDS, TAINTS, eviction_grace_seconds
+from spottrain_api.contract.nodes import (
+    NODE_DELETION_LEAD_SECONDS,
+    TAINTS,
+    announcing_labels,
+    eviction_grace_seconds,
+)
 from spottrain_api.contract.notices import DRAINING_KINDS, Notice, NoticeKind
 from spottrain_api.v1alpha1.status import GenerationStatus
 from spottrain_operator.core.model import NodeView, Observed, PodView
@@ -24,9 +29,15 @@ from spottrain_runtime.wording import one_line
 _BY_SCHEDULER = "PreemptionByScheduler"
 _MAKES_WAY = "makes way for one of higher priority"
 # Taints that announce the loss of a node: the watcher's and those of others, without mere recommendations.
-LOSS_TAINTS = frozenset(
+_LOSS_TAINTS = frozenset(
     {TAINT_PREEMPTION, *(key for key, meaning in TAINTS.items() if meaning.kind in DRAINING_KINDS)}
 )
+
+
+def loss_marks(taints: Iterable[str], labels: Mapping[str, str]) -> frozenset[str]:
+    """Keys of the taints and labels of a node that announce its loss."""
+    announcing = {key for key, meaning in announcing_labels(labels).items() if meaning.kind in DRAINING_KINDS}
+    return _LOSS_TAINTS.intersection(taints) | announcing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +127,12 @@ def _signals(node: NodeView, newest: Mapping[str, Notice], timing: Timing) -> li
     cancelled = node.notice is not None and newest[node.notice.id].cancelled
     signals = [(f"node {node.name} is being deleted", NODE_DELETION_LEAD_SECONDS)] if node.deleting else []
     for taint in node.taints:
-        if taint in LOSS_TAINTS and not (cancelled and taint == TAINT_PREEMPTION):
+        if taint in _LOSS_TAINTS and not (cancelled and taint == TAINT_PREEMPTION):
             lead = timing.unknown_lead if taint == TAINT_PREEMPTION else TAINTS[taint].lead_on(node.labels)
             signals.append((f"node {node.name} is tainted {taint}", lead))
+    for label, meaning in announcing_labels(node.labels).items():
+        if meaning.kind in DRAINING_KINDS:
+            signals.append((f"node {node.name} has the label {label}", meaning.lead_on(node.labels)))
     return signals
 
 
