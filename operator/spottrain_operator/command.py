@@ -124,6 +124,12 @@ def _https(_context: click.Context, option: click.Parameter, text: str) -> str:
     default=False,
     help="Create a NetworkPolicy for each job, by which only its own pods reach its pods.",
 )
+@click.option(
+    "--namespaces-assign-ids/--no-namespaces-assign-ids",
+    envvar="SPOTTRAIN_NAMESPACES_ASSIGN_IDS",
+    default=False,
+    help="Leave the user and group ids of pods to the cluster, as OpenShift wants it.",
+)
 def main(
     host: str,
     port: int,
@@ -146,6 +152,7 @@ def main(
     spot_labels: dict[str, str],
     allowed_networks: tuple[str, ...],
     network_policies: bool,
+    namespaces_assign_ids: bool,
 ) -> None:
     """Run the spottrain operator until SIGTERM."""
     if watch_namespaces and watch_labels:
@@ -185,6 +192,7 @@ def main(
             watcher_port=watcher_port,
             allowed_networks=frozenset(Network(name) for name in allowed_networks),
             isolates_jobs=network_policies,
+            assigns_ids=namespaces_assign_ids,
             log_format=logs.log_format(),
         ),
     )

@@ -122,6 +122,22 @@ def test_a_wrong_value_is_refused(value: str, sentence: str) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("assigned", [False, True])
+def test_a_cluster_that_assigns_ids_finds_none_in_the_release(assigned: bool) -> None:
+    done = helm("--set", f"namespacesAssignIds={str(assigned).lower()}")
+    pods = [
+        each["spec"]["template"]["spec"]
+        for each in yaml.safe_load_all(done.stdout)
+        if "template" in each.get("spec", {})
+    ]
+    ids = {"runAsUser", "runAsGroup", "fsGroup"}
+    assert [ids & pod["securityContext"].keys() for pod in pods] == [set() if assigned else ids] * 2
+    [operator] = [each for pod in pods for each in pod["containers"] if each["name"] == "operator"]
+    environment = {each["name"]: each.get("value") for each in operator["env"]}
+    assert environment["SPOTTRAIN_NAMESPACES_ASSIGN_IDS"] == str(assigned).lower()
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize("name", ["a.b", "7b"])
 def test_a_release_whose_name_its_service_cannot_have_is_refused(name: str) -> None:
     done = helm("--name-template", name)

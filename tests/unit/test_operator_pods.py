@@ -21,8 +21,8 @@ from spottrain_api.contract.nodes import SPOT_LABELS
 from spottrain_api.v1alpha1.capacity import PoolProvider
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.objects.control_address import ControlAddress
-from spottrain_operator.objects.placement import Site
-from spottrain_operator.objects.pods import JobRef, build_pod, template_hash
+from spottrain_operator.objects.placement import DEFAULT_SITE, Site
+from spottrain_operator.objects.pods import OWN_IDS, JobRef, build_pod, template_hash
 from spottrain_runtime.logs import ENV_LOG_FORMAT, LogFormat
 
 JOB = JobRef(namespace="team", name="gpt", uid="11111111-2222-3333-4444-555555555555")
@@ -44,6 +44,7 @@ def pod(
     capacity: CapacityType = CapacityType.SPOT,
     pool: str | None = None,
     avoided: tuple[str, ...] = (),
+    site: Site = DEFAULT_SITE,
 ) -> Any:
     return build_pod(
         JOB,
@@ -54,11 +55,19 @@ def pod(
         pool=pool,
         avoided=avoided,
         control=ControlAddress(url="https://control:8443", ca="CA"),
+        site=site,
     )
 
 
 def env_of(manifest: Any) -> dict[str, Any]:
     return {each["name"]: each for each in manifest["spec"]["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize(("assigns_ids", "ids"), [(False, OWN_IDS), (True, {})])
+def test_a_cluster_that_assigns_ids_finds_none_in_the_pod(assigns_ids: bool, ids: dict[str, int]) -> None:
+    manifest = pod(spec(), CapacityType.SPOT, site=Site(assigns_ids=assigns_ids))
+    security = manifest["spec"]["securityContext"]
+    assert security == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}} | ids
 
 
 @given(

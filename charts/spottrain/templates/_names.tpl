@@ -29,9 +29,11 @@ capabilities:
 
 {{- define "spottrain.podSecurity" -}}
 runAsNonRoot: true
+{{- if not .Values.namespacesAssignIds }}
 runAsUser: 65532
 runAsGroup: 65532
 fsGroup: 65532
+{{- end }}
 seccompProfile:
   type: RuntimeDefault
 {{- end }}

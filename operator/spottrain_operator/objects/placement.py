@@ -89,6 +89,7 @@ class Site:
         watcher_port: Port of the watcher on each of them.
         allowed_networks: Values of podTemplate.network that jobs may ask for.
         isolates_jobs: Whether each job gets a NetworkPolicy.
+        assigns_ids: Whether the cluster gives pods user and group ids of their namespace, as OpenShift does.
         log_format: Form of the log lines of trainer pods.
     """
 
@@ -96,6 +97,7 @@ class Site:
     watcher_port: int = WATCHER_PORT
     allowed_networks: frozenset[Network] = frozenset()
     isolates_jobs: bool = False
+    assigns_ids: bool = False
     log_format: LogFormat = LogFormat.TEXT
 
 

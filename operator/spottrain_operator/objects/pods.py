@@ -43,6 +43,7 @@ from spottrain_operator.objects.placement import DEFAULT_SITE, Site, affinity, t
 TOKEN_EXPIRATION_SECONDS = 3600
 # Restricted pods may not run as root, and most images name no other user.
 USER_ID = 1000
+OWN_IDS = {"runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID}
 # A proxy in front of the ranks' connections costs throughput, and the agent's token would pass through it.
 NO_MESH_LABELS = {"sidecar.istio.io/inject": "false", "istio.io/dataplane-mode": "none"}
 NO_MESH_ANNOTATIONS = {"linkerd.io/inject": "disabled"}
@@ -107,9 +108,7 @@ def build_pod(
         "terminationGracePeriodSeconds": template.termination_grace_period_seconds,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": USER_ID,
-            "runAsGroup": USER_ID,
-            "fsGroup": USER_ID,
+            **({} if site.assigns_ids else OWN_IDS),
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "affinity": affinity(spec, capacity_type, pool, job_uid=job.uid, avoided=avoided, site=site),
