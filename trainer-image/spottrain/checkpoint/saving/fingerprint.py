@@ -73,14 +73,16 @@ def projections(tensor: torch.Tensor) -> torch.Tensor:
 def _joined(pieces: list[torch.Tensor]) -> Iterator[torch.Tensor]:
     """The pieces of one device, small ones joined to larger ones: each sum takes its time."""
     small: list[torch.Tensor] = []
+    size = 0
     for piece in pieces:
-        if len(piece) > _SMALL_BYTES:
+        if piece.numel() > _SMALL_BYTES:
             yield piece
             continue
-        small.append(piece)
-        if len(small) * _SMALL_BYTES >= _PIECE_BYTES["cpu"]:
+        if size + piece.numel() > _PIECE_BYTES["cpu"]:
             yield torch.cat(small)
-            small = []
+            small, size = [], 0
+        small.append(piece)
+        size += piece.numel()
     if small:
         yield torch.cat(small)
 
@@ -95,8 +97,13 @@ def _local_parts(name: str, tensor: Any, rank: int, world_size: int) -> Iterator
 
 
 def _pieces(part: torch.Tensor) -> Iterator[torch.Tensor]:
-    if part.numel():
-        yield from part.reshape(-1).view(torch.uint8).split(_piece_bytes(part.device))  # type: ignore[no-untyped-call]
+    if not part.numel():
+        return
+    data = part.reshape(-1).view(torch.uint8)
+    if data.numel() <= _SMALL_BYTES:
+        yield data
+    else:
+        yield from data.split(_piece_bytes(part.device))  # type: ignore[no-untyped-call]
 
 
 def _piece_bytes(device: torch.device) -> int:
