@@ -11,9 +11,39 @@ import torch
 from torch import nn
 from transformers.utils import ModelOutput
 
-from spottrain.engines.precision import autocast_forward, cast_around
+from spottrain.engines.precision import autocast_forward, cast_around, slower_than_needed
 
 CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "capability", "tf32", "said"),
+    [
+        (torch.float32, "cuda", (8, 0), False, True),
+        (torch.float32, "cuda", (9, 0), False, True),
+        (torch.float32, "cuda", (8, 0), True, False),
+        (torch.float32, "cuda", (7, 5), False, False),
+        (torch.bfloat16, "cuda", (8, 0), False, False),
+        (torch.float32, "cpu", (8, 0), False, False),
+    ],
+)
+def test_plain_fp32_on_a_gpu_that_has_better_is_said(
+    precision: torch.dtype,
+    device: str,
+    capability: tuple[int, int],
+    tf32: bool,
+    said: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The script may have chosen TF32 in torch's older way, too."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    sentence = slower_than_needed(precision, torch.device(device))
+    torch.set_float32_matmul_precision(before)
+    assert (sentence is not None) == said
+    assert sentence is None or ("A100" in sentence and "precision: bf16" in sentence)
 
 
 class Pair(NamedTuple):

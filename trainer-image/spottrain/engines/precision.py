@@ -14,6 +14,25 @@ DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precisi
 NAMES = {dtype: precision.value for precision, dtype in DTYPES.items()}
 
 
+# Ampere: the first GPUs that compute in bf16, and in TF32, several times as fast as in fp32.
+_FIRST_WITH_BF16 = (8, 0)
+
+
+def slower_than_needed(precision: torch.dtype, device: torch.device) -> str | None:
+    """A sentence if the model computes in plain fp32 on a GPU that has something faster."""
+    if precision is not torch.float32 or device.type != "cuda" or torch.version.hip:
+        return None
+    if torch.backends.cuda.matmul.fp32_precision == "tf32":
+        return None
+    if torch.cuda.get_device_capability(device) < _FIRST_WITH_BF16:
+        return None
+    return (
+        f"The model computes in fp32 without TF32, and {torch.cuda.get_device_name(device)} is several times as fast "
+        "in either of two ways: set the job's `precision: bf16`, or call "
+        'torch.set_float32_matmul_precision("high") in the script.'
+    )
+
+
 def weights_in_fp32(model: nn.Module) -> None:
     """Convert the trained parameters of `model` to fp32. A lower precision applies only to the computation."""
     for parameter in model.parameters():

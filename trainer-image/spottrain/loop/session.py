@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ from spottrain.engines.auto import applied
 from spottrain.engines.blocks import find_blocks, prepare_blocks
 from spottrain.engines.choice import choose_engine
 from spottrain.engines.engine import Engine, EngineConfig, MakeOptimizer
-from spottrain.engines.precision import DTYPES
+from spottrain.engines.precision import DTYPES, slower_than_needed
 from spottrain.loop.acceptance import (
     check_adopted_model,
     check_model,
@@ -50,6 +51,8 @@ from spottrain.world.stop_agreement import StopAgreement
 from spottrain_api.contract.configuration import TrainerConfig
 from spottrain_api.contract.names import ENV_AUDIT_DIR
 from spottrain_api.contract.reports import OutcomeKind
+
+logger = logging.getLogger(__name__)
 
 
 class Session:
@@ -197,6 +200,9 @@ class Session:
                 checkpointed=self.config.activation_checkpointing,
             )
         spread, made_optimizer = engine.wrap(model, optimizer)
+        slow = slower_than_needed(engine_config.precision, self.device)
+        if slow is not None and self.rank == 0:
+            logger.warning(slow)
         return self._assemble(
             engine,
             spread,
