@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from spottrain.checkpoint.checkpointer import Checkpointer
@@ -354,6 +356,15 @@ def differing(me: Rank) -> None:
                 save(odd_state(own), step=1)
         with pytest.raises(RanksDiffer, match=name):
             me.checkpointer.prepare(odd_state(own), frozen=["model.big"])
+    hybrid = init_device_mesh("cpu", (2, 1))
+
+    def of_replica(value: float) -> dict[str, Any]:
+        local = torch.full((4, 2), 1.0)
+        local[2, 1] = value
+        return {"model": {"w": DTensor.from_local(local, hybrid, [Replicate(), Shard(0)], run_check=False)}}
+
+    with pytest.raises(RanksDiffer, match=r"^Rank 1 has another model\.w than rank 0"):
+        me.checkpointer.save(of_replica(float(me.rank)), step=1)
     extra = {"clock": float(me.rank), "of_script": {"best": [1, 2, me.rank]}}
     with pytest.raises(RanksDiffer, match=r"another of_script\.best\.2 than rank 0"):
         me.checkpointer.save(odd_state(0), step=1, extra=extra, alike=[("of_script",)])

@@ -177,7 +177,7 @@ class Checkpointer:
         """
 
         def work() -> Parts:
-            parts = self._split(state, frozen, extra, None, alike)
+            parts = Parts.of(state, frozen, extra, None, alike, self._frozen)
             trial()
             return parts
 
@@ -188,8 +188,7 @@ class Checkpointer:
             self._frozen.is_unwritten(parts.frozen),
             digest=self._digest(every),
         )
-        if not is_alike:
-            self._raise_difference(every)
+        self._check_alike(every, is_alike)
         # The save under way may be the one that writes them.
         if unwritten and self._current is None and (new := self._frozen.agree(parts.frozen)):
             self._frozen.prepare(new)
@@ -347,28 +346,6 @@ class Checkpointer:
             waited = time.monotonic() - started
             self._current.join(None if timeout_seconds is None else max(0.0, timeout_seconds - waited))
 
-    def _split(
-        self,
-        state: dict[str, Any],
-        frozen: Collection[str],
-        extra: dict[str, Any] | None,
-        rank_state: dict[str, Any] | None,
-        alike: Collection[Path],
-    ) -> Parts:
-        """The parts of a save. Raises UnsupportedState."""
-        tensors, tree = codec.split(state)
-        trained, once = self._frozen.split(tensors, frozen)
-        values = codec.encode(extra or {})
-        return Parts(
-            tensors=tensors,
-            trained=trained,
-            frozen=once,
-            tree=tree,
-            extra=values,
-            rank_state=codec.encode(rank_state),
-            alike=Alike.of(trained, tree, values, alike),
-        )
-
     def _agree(
         self,
         state: dict[str, Any],
@@ -384,7 +361,7 @@ class Checkpointer:
         If the step `unless_saved` is committed already, the save is not wanted.
         """
         found = result_or_error(
-            lambda: (self._split(state, frozen, extra, rank_state, alike), self._is_unsaved(unless_saved))
+            lambda: (Parts.of(state, frozen, extra, rank_state, alike, self._frozen), self._is_unsaved(unless_saved))
         )
         trained, once, wanted, digest = codec.Tensors(), codec.Tensors(), False, 0
         is_busy = self._current is not None and not self._current.done
@@ -403,8 +380,8 @@ class Checkpointer:
             digest=digest,
         )
         parts, _ = self._collectives.unless_failed(found, failed)
-        if wanted and not busy and not is_alike:
-            self._raise_difference(parts.alike)
+        if wanted and not busy:
+            self._check_alike(parts.alike, is_alike)
         return parts, Agreement(
             is_busy=busy, is_wanted=wanted, is_outdated=outdated, has_unwritten=unwritten, token=token
         )
@@ -470,9 +447,10 @@ class Checkpointer:
     def _digest(self, alike: Alike) -> int:
         return alike.digest() if self._group is not None else 0
 
-    def _raise_difference(self, alike: Alike) -> None:
-        assert self._group is not None  # one rank has nobody to differ from
-        alike.raise_difference(self._group)
+    def _check_alike(self, alike: Alike, is_alike: bool) -> None:
+        """Raise RanksDiffer unless the ranks have the same. A collective. `is_alike`: the digests are equal."""
+        if self._group is not None and not (is_alike and alike.shards_are_alike(self._group)):
+            alike.raise_difference(self._group)
 
     def _is_unsaved(self, step: int | None) -> bool:
         """Whether to save this step, as rank 0 sees it: the other ranks don't know.

@@ -24,16 +24,14 @@ from spottrain.engines.model_state import model_state, put_back
 from spottrain.engines.native import NamedState
 from spottrain.engines.optimizer_state import (
     Options,
-    Packing,
-    StateRoom,
     check_alike,
     check_classes,
     check_parameters,
     classes,
     is_same,
     named_group,
-    room_beside_state,
 )
+from spottrain.engines.parameter_state import Packing, StateRoom, room_beside_state
 
 Names = Mapping[nn.Parameter, str]
 

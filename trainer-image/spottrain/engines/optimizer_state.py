@@ -13,29 +13,25 @@ builds the state from the commit's description.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from spottrain.checkpoint.errors import CheckpointMismatch, UnsupportedState
 from spottrain.checkpoint.format import codec
-from spottrain.checkpoint.format.described import Described, as_described
+from spottrain.checkpoint.format.described import as_described
 from spottrain.checkpoint.saving.fingerprint import digest
-from spottrain.engines.wrapped_tensors import is_wrapping, taken_apart, together
+from spottrain.engines.parameter_state import Packing, StateRoom, Values, as_loaded, room_beside_state, unpacked
 
 Names = Mapping[torch.Tensor, str]
-Values = dict[str, Any]
-_Make = Callable[[tuple[str, ...], Described], torch.Tensor]
 
 # Options of groups that follow from the parameters. `param_names` has the names of a wrapper, and all of them.
 _OF_PARAMETERS = ("params", "param_names")
 # Options with this beginning belong to a schedule. The script may have none any more.
 _OF_SCHEDULES = "initial_"
-# The one state that torch's optimizers keep on the CPU beside parameters on an accelerator.
-_ON_CPU = "step"
 
 
 class NamedOptimizer:
@@ -102,11 +98,9 @@ class NamedOptimizer:
         groups, _, _ = self._parts()
         numbered = self._numbered(groups)
         states = {number: saved["state"].get(self._names[each]) for number, each in numbered.items()}
-        loaded: dict[Any, Any] = {
-            number: _unpacked(values) for number, values in states.items() if values is not None
-        }
+        loaded: dict[Any, Any] = {number: unpacked(values) for number, values in states.items() if values is not None}
         others = dict(saved.get("others", {}))
-        loaded |= _unpacked(others.pop("state", {}))
+        loaded |= unpacked(others.pop("state", {}))
         options = Options(saved)
         self._optimizer.load_state_dict(
             {
@@ -115,14 +109,14 @@ class NamedOptimizer:
                     {**options.of(group, [self._names[each] for each in own["params"]]), "params": group["params"]}
                     for group, own in zip(groups, self._optimizer.param_groups, strict=True)
                 ],
-                **_unpacked(others),
+                **unpacked(others),
             }
         )
         # torch casts most of it to the types of parameters. An optimizer chooses the types of its state.
         now = self._parts()[1]
         for number, values in now.items():
             if number in loaded and isinstance(values, dict):
-                values.update(_as_loaded(values, loaded[number]))
+                values.update(as_loaded(values, loaded[number]))
 
     def try_load(self) -> None:
         """Load the state of one parameter of each kind into room of its own, and compare.
@@ -140,7 +134,7 @@ class NamedOptimizer:
             check_alike(tensors, places)
             for key, tensor in tensors.items():
                 _local(places[key]).copy_(_local(tensor))
-            again = codec.split(Packing(parameter).of(_unpacked(made)))[0]
+            again = codec.split(Packing(parameter).of(unpacked(made)))[0]
             check_alike(tensors, again)
             for key, tensor in tensors.items():
                 if digest([_local(tensor)]) != digest([_local(again[key])]):
@@ -288,160 +282,3 @@ def _check_same_options(first: Values, other: Values, name: str, other_name: str
                 f"differ in {key} ({one} and {two}). Give each a group of its own, as it was, or create a new job "
                 "with a different checkpoint.uri."
             )
-
-
-class StateRoom:
-    """Makes tensors for the state of one parameter."""
-
-    def __init__(self, parameter: torch.Tensor, options: Values, layouts: Values | None = None) -> None:
-        self._parameter = parameter
-        self._on_device = bool(options.get("capturable") or options.get("fused"))
-        self._layouts = layouts or {}
-
-    def of(self, saved: Values, present: Values | None = None) -> Values:
-        made: Values = _spread(saved, self._make, present)
-        return made
-
-    def _make(self, path: tuple[str, ...], wanted: Described) -> torch.Tensor:
-        parameter, layout = self._parameter, self._layouts.get(".".join(path))
-        is_like = wanted.shape == parameter.shape and not layout and path[-1] != _ON_CPU
-        if isinstance(parameter, DTensor):
-            if is_like and layout is None:
-                return torch.empty_like(parameter, dtype=wanted.dtype, requires_grad=False)
-            if layout or (layout is None and wanted.shape.numel() > 1):
-                return _sharded(wanted, parameter, layout)
-        elif is_like:  # with the strides of the parameter
-            return torch.empty_like(parameter, dtype=wanted.dtype, requires_grad=False)
-        device = "cpu" if path[-1] == _ON_CPU and not self._on_device else parameter.device
-        return torch.empty(wanted.shape, dtype=wanted.dtype, device=device)
-
-
-def room_beside_state(saved: Values) -> Values:
-    """Tensors for what a commit holds of an optimizer besides the states of parameters, such as rates."""
-    return {key: _spread(each, _on_cpu) for key, each in saved.items() if key != "state"}
-
-
-def _on_cpu(_: tuple[str, ...], wanted: Described) -> torch.Tensor:
-    return torch.empty(wanted.shape, dtype=wanted.dtype)
-
-
-def _sharded(wanted: Described, parameter: DTensor, layout: list[int] | None) -> DTensor:
-    """A DTensor over the parameter's ranks that isn't spread like it.
-
-    Without a layout, or at another number of dimensions of ranks, all ranks have it whole.
-    """
-    mesh = parameter.device_mesh
-    fits = layout is not None and len(layout) == mesh.ndim
-    placements: list[Placement] = [
-        Replicate() if dimension < 0 else Shard(dimension) for dimension in (layout if fits and layout else ())
-    ]
-    found = torch.distributed.tensor.empty(
-        *wanted.shape, dtype=wanted.dtype, device_mesh=mesh, placements=placements or [Replicate()] * mesh.ndim
-    )
-    return found
-
-
-def _spread(saved: Any, make: _Make, present: Any = None, path: tuple[str, ...] = ()) -> Any:
-    """`saved` with tensors in the place of descriptions: those of `present` that fit, or made ones."""
-    if isinstance(saved, Described):
-        return present if _fits(present, saved) else make(path, saved)
-    if isinstance(saved, dict):
-        of = present if isinstance(present, dict) else {}
-        return {key: _spread(value, make, of.get(key), (*path, str(key))) for key, value in saved.items()}
-    if isinstance(saved, list | tuple):
-        inner = present if isinstance(present, list | tuple) and len(present) == len(saved) else [None] * len(saved)
-        pairs = zip(saved, inner, strict=True)
-        return type(saved)(_spread(one, make, two, (*path, str(n))) for n, (one, two) in enumerate(pairs))
-    return saved
-
-
-def _fits(present: Any, wanted: Described) -> bool:
-    return (
-        isinstance(present, torch.Tensor)
-        and (present.dtype, present.shape) == (wanted.dtype, wanted.shape)
-        and not torch._debug_has_internal_overlap(present.to_local() if isinstance(present, DTensor) else present)
-    )
-
-
-class Packing:
-    """The state of a parameter in the form of a commit.
-
-    Attributes:
-        layouts: How tensors are spread that aren't spread like the parameter, as one might think: the dimensions by
-            which a DTensor is sharded (-1: it is replicated), none for a plain tensor.
-    """
-
-    def __init__(self, parameter: torch.Tensor | None, *, is_cut: bool = False) -> None:
-        """`is_cut`: whether a rank has a part of the parameter. A DTensor is cut."""
-        self._parameter = parameter
-        self._is_cut = is_cut or isinstance(parameter, DTensor)
-        self.layouts: dict[str, list[int]] = {}
-
-    def of(self, value: Any, path: str = "") -> Any:
-        """The value, with an Unfit in the place of what no commit can hold."""
-        if isinstance(value, dict):
-            return {key: self.of(each, f"{path}.{key}") for key, each in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(self.of(each, f"{path}.{number}") for number, each in enumerate(value))
-        return self._tensor(value, path.removeprefix(".")) if isinstance(value, torch.Tensor) else value
-
-    def _tensor(self, value: torch.Tensor, path: str) -> Any:
-        parameter = self._parameter
-        if isinstance(value, DTensor):
-            if (
-                parameter is None
-                or is_wrapping(value.to_local())
-                or any(isinstance(each, Partial) for each in value.placements)
-            ):
-                return codec.Unfit(_not_of_elements(path, value))
-            if not (isinstance(parameter, DTensor) and _is_spread_alike(value, parameter)):
-                self.layouts[path] = [each.dim if isinstance(each, Shard) else -1 for each in value.placements]
-            return value
-        if self._is_cut and value.numel() > 1:
-            return codec.Unfit(_not_of_elements(path, value))
-        if isinstance(parameter, DTensor) and value.shape == parameter.shape:
-            self.layouts[path] = []
-        if is_wrapping(value):
-            try:
-                return taken_apart(value, path)
-            except UnsupportedState as error:
-                return codec.Unfit(str(error))
-        if not codec.is_plain(value):
-            return codec.Unfit(
-                f"The optimizer's state {path!r} is a {type(value).__name__} ({value.dtype}, {value.layout}), which "
-                "a checkpoint can't hold. Use another optimizer."
-            )
-        return value
-
-
-def _is_spread_alike(value: DTensor, parameter: DTensor) -> bool:
-    return (value.shape, value.placements) == (parameter.shape, parameter.placements)
-
-
-def _not_of_elements(name: str, value: torch.Tensor) -> str:
-    """The sentence for a state that belongs to a rank's part of a parameter as a whole.
-
-    Examples are the scales of an 8-bit optimizer: each rank has different ones, and a checkpoint holds one.
-    """
-    return (
-        f"The optimizer's state {name!r} of shape {list(value.shape)} is not one number for each element of a "
-        "parameter, and cannot be saved if parameters are sharded; use another optimizer, or the strategy ddp."
-    )
-
-
-def _unpacked(value: Any) -> Any:
-    if isinstance(value, dict):
-        whole = together(value)
-        return {key: _unpacked(each) for key, each in value.items()} if whole is None else whole
-    return type(value)(map(_unpacked, value)) if type(value) in (list, tuple) else value
-
-
-def _as_loaded(now: Any, loaded: Any) -> Any:
-    """`now`, with tensors as they were loaded where torch has changed their type or device."""
-    if isinstance(loaded, torch.Tensor) and isinstance(now, torch.Tensor):
-        return now if (now.dtype, now.device) == (loaded.dtype, loaded.device) else loaded
-    if isinstance(loaded, dict) and isinstance(now, dict):
-        return {key: _as_loaded(value, loaded.get(key)) for key, value in now.items()}
-    if type(loaded) in (list, tuple) and type(now) is type(loaded) and len(now) == len(loaded):
-        return type(now)(_as_loaded(*pair) for pair in zip(now, loaded, strict=True))
-    return now

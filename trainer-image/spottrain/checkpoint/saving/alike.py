@@ -12,8 +12,8 @@ import json
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -42,23 +42,40 @@ class Alike:
     Attributes:
         tensors: Tensors that the rank has whole.
         values: Plain values by their paths, as JSON.
+        shards: Its shards of tensors of which other ranks have the same shard, as under hybrid sharding.
+        shard: Which of how many shards that is.
     """
 
     tensors: codec.Tensors
     values: dict[str, str]
+    shards: codec.Tensors = field(default_factory=dict)
+    shard: tuple[int, int] = (0, 1)
 
     @classmethod
     def of(cls, tensors: codec.Tensors, tree: codec.Json, extra: codec.Json, paths: Collection[Path]) -> Alike:
         """From a state's tensors and plain values, and the values at these paths of `extra`, as they are encoded."""
         whole = {name: each for name, tensor in sorted(tensors.items()) if (each := _whole(tensor)) is not None}
+        hybrid = {name: tensor for name, tensor in sorted(tensors.items()) if _is_hybrid(tensor)}
         found = [*_leaves(tree), *(leaf for path in paths for leaf in _leaves(_at(extra, path), path))]
-        return cls(tensors=whole, values={".".join(path): json.dumps(value) for path, value in found})
+        return cls(
+            tensors=whole,
+            values={".".join(path): json.dumps(value) for path, value in found},
+            shards={name: tensor.to_local() for name, tensor in hybrid.items()},
+            shard=next((_shard_of(tensor) for tensor in hybrid.values()), (0, 1)),
+        )
 
     def digest(self) -> int:
-        """A number that differs if anything does."""
+        """A number that differs if anything does, but for shards."""
         described = [f"{name} {t.dtype} {tuple(t.shape)}" for name, t in self.tensors.items()]
-        plain = zlib_ng.crc32(json.dumps([described, self.values]).encode())
+        plain = zlib_ng.crc32(json.dumps([described, self.values, list(self.shards)]).encode())
         return (plain << _WORD_BITS - 1) ^ (digest(self.tensors.values()) & ((1 << 2 * _WORD_BITS - 2) - 1))
+
+    def shards_are_alike(self, group: dist.ProcessGroup) -> bool:
+        """Whether all ranks that have the same shards have the same values. A collective if there are shards."""
+        if not self.shards:
+            return True
+        every = exchange.all_gather([self.shard[0], digest(self.shards.values())], group)
+        return len({tuple(each) for each in every}) == len({index for index, _ in every})
 
     def raise_difference(self, group: dist.ProcessGroup) -> None:
         """Find out what differs, once the digests do. A collective.
@@ -66,7 +83,7 @@ class Alike:
         Raises:
             RanksDiffer: On all ranks: it is more than rounding.
         """
-        for find in (self._structure, self._plain_values, self._tensor):
+        for find in (self._structure, self._plain_values, self._whole_tensor, self._shard):
             if (found := find(group)) is not None:
                 raise RanksDiffer(_sentence(*found), found[0])
         if dist.get_rank(group) == 0:
@@ -77,25 +94,52 @@ class Alike:
 
     def _structure(self, group: dist.ProcessGroup) -> tuple[str, int] | None:
         own = {name: [str(t.dtype), list(t.shape)] for name, t in self.tensors.items()}
-        every = exchange.all_gather({**own, **dict.fromkeys(self.values)}, group)
+        every = exchange.all_gather({**own, **dict.fromkeys(self.values), **dict.fromkeys(self.shards)}, group)
         return _first_difference(every, lambda one, two: one == two)
 
     def _plain_values(self, group: dist.ProcessGroup) -> tuple[str, int] | None:
         return _first_difference(exchange.all_gather(self.values, group), _is_close)
 
-    def _tensor(self, group: dist.ProcessGroup) -> tuple[str, int] | None:
-        if not self.tensors:
-            return None
-        sums = torch.stack([projections(tensor) for tensor in self.tensors.values()])
-        extremes = torch.stack([sums, -sums])
-        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
-        spread = extremes.sum(dim=0).square().mean(dim=1).sqrt()  # about the norm of the difference
-        size = extremes.abs().amax(dim=(0, 2))
-        for (name, tensor), apart, length in zip(self.tensors.items(), spread.tolist(), size.tolist(), strict=True):
-            if apart > _tolerance(tensor) * length:
-                every = exchange.all_gather({name: digest([tensor])}, group)
-                return _first_difference(every, lambda one, two: one == two)
+    def _whole_tensor(self, group: dist.ProcessGroup) -> tuple[str, int] | None:
+        return _first_other(self.tensors, (0, 1), group)
+
+    def _shard(self, group: dist.ProcessGroup) -> tuple[str, int] | None:
+        return _first_other(self.shards, self.shard, group)
+
+
+def _first_other(tensors: codec.Tensors, shard: tuple[int, int], group: dist.ProcessGroup) -> tuple[str, int] | None:
+    """A tensor that differs by more than rounding between ranks with the same shard, and a rank that has it so."""
+    if not tensors:
         return None
+    index, count = shard
+    sums = torch.stack([projections(tensor) for tensor in tensors.values()])
+    extremes = torch.full((2, count, *sums.shape), -math.inf, dtype=sums.dtype)
+    extremes[0, index], extremes[1, index] = sums, -sums
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
+    spread = extremes.sum(dim=0).square().mean(dim=-1).sqrt()  # about the norm of the difference
+    size = extremes.abs().amax(dim=(0, 3))
+    for number, (name, tensor) in enumerate(tensors.items()):
+        if bool((spread[:, number] > _tolerance(tensor) * size[:, number]).any()):
+            first: dict[int, int] = {}
+            for rank, (of_rank, value) in enumerate(exchange.all_gather([index, digest([tensor])], group)):
+                if first.setdefault(of_rank, value) != value:
+                    return name, rank
+    return None
+
+
+def _is_hybrid(tensor: Any) -> TypeGuard[DTensor]:
+    """Whether it is replicated over some dimensions of the ranks, and sharded over others."""
+    return isinstance(tensor, DTensor) and len({each.is_replicate() for each in tensor.placements}) > 1
+
+
+def _shard_of(tensor: DTensor) -> tuple[int, int]:
+    """The number of this rank's shard, and how many there are."""
+    mesh, index, count = tensor.device_mesh, 0, 1
+    coordinates = mesh.get_coordinate() or ()
+    for place, own, size in zip(tensor.placements, coordinates, mesh.shape, strict=True):
+        if not place.is_replicate():
+            index, count = index * size + own, count * size
+    return index, count
 
 
 def _whole(tensor: Any) -> torch.Tensor | None:

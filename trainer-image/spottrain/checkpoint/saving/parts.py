@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.manifest import Receipt
-from spottrain.checkpoint.saving.alike import Alike
-from spottrain.checkpoint.saving.frozen import FrozenPart
+from spottrain.checkpoint.saving.alike import Alike, Path
+from spottrain.checkpoint.saving.frozen import FrozenPart, FrozenWeights
 from spottrain.checkpoint.saving.staging import Staged
 
 
@@ -32,6 +34,30 @@ class Parts:
     extra: codec.Json
     rank_state: codec.Json
     alike: Alike
+
+    @classmethod
+    def of(
+        cls,
+        state: dict[str, Any],
+        frozen: Collection[str],
+        extra: dict[str, Any] | None,
+        rank_state: dict[str, Any] | None,
+        alike: Collection[Path],
+        weights: FrozenWeights,
+    ) -> Parts:
+        """Split what a save is given; `weights` knows which frozen tensors are written. Raises UnsupportedState."""
+        tensors, tree = codec.split(state)
+        trained, once = weights.split(tensors, frozen)
+        values = codec.encode(extra or {})
+        return cls(
+            tensors=tensors,
+            trained=trained,
+            frozen=once,
+            tree=tree,
+            extra=values,
+            rank_state=codec.encode(rank_state),
+            alike=Alike.of(trained, tree, values, alike),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
