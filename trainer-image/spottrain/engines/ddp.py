@@ -102,6 +102,8 @@ def settle_buckets(ddp: DistributedDataParallel, model: nn.Module) -> None:
     """
 
     ddp.module = _Nothing()  # not the model, whose hooks expect its own inputs and outputs
+    # Nor its buffers: DDP would list those of `_Nothing`, and can't send an empty list. The pass sets this again.
+    ddp.require_forward_param_sync = False
     try:
         ddp(torch.zeros(()))  # on a GPU, DDP needs an argument, which it moves there
     finally:

@@ -1,0 +1,76 @@
+"""Every awkward model under every engine and in every framework's loop, drained and resumed at 1, 2 and 3 ranks.
+
+What is trained is what a plain loop of a single process trains, or the run ends with a sentence at the start.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from awkward_models import MODELS, STEPS_A_WORLD, train_plainly
+from forked_ranks import forked_ranks, rank_environments
+
+pytestmark = pytest.mark.timeout(600)
+
+SCRIPT = Path(__file__).with_name("awkward_script.py")
+WORLDS = (2, 3, 1)
+LOOPS = (
+    *("ddp", "fsdp", "fsdp kept", "zero 0", "zero 1", "zero 2", "zero 3"),
+    *("transformers", "lightning", "accelerate", "accelerate fsdp", "accelerate fsdp kept"),
+)
+SEVERAL_TYPES = "The model's parameters are of several types (offset of torch.float64 and blocks.0.weight of"
+REFUSED: dict[tuple[str, str], str] = {
+    ("doubles", "zero 0"): "The parameter offset is of torch.float64, which DeepSpeed can't train.",
+    **{("doubles", f"zero {stage}"): SEVERAL_TYPES for stage in (1, 2, 3)},
+}
+CASES = [(model, loop) for model in MODELS for loop in LOOPS]
+
+
+@pytest.fixture(scope="module")
+def runs(fork: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, dict[str, str]]]]:
+    """The folder of the trained models, and by world and rank what went wrong."""
+    folder = tmp_path_factory.mktemp("awkward")
+    found = []
+    for world_size in WORLDS:
+        settings = {
+            "cases": CASES,
+            "total": STEPS_A_WORLD * len(WORLDS),
+            "num_worlds": len(WORLDS),
+            "folder": str(folder),
+            "result": str(folder / "result"),
+        }
+        ranks = [{"environment": environment, **settings} for environment in rank_environments(world_size)]
+        with forked_ranks(fork, SCRIPT, ranks, seconds=300):
+            pass
+        found += [json.loads((folder / f"result-{rank}").read_text()) for rank in range(world_size)]
+    return folder, found
+
+
+@pytest.mark.parametrize(("model", "loop"), CASES)
+def test_it_trains_what_a_plain_loop_trains_or_is_refused(
+    model: str, loop: str, runs: tuple[Path, list[dict[str, dict[str, str]]]]
+) -> None:
+    folder, of_ranks = runs
+    said = [rank.get(f"{model}, {loop}", {}) for rank in of_ranks]
+    for each in said:
+        assert "error" not in each, each["error"]
+    if (refusal := REFUSED.get((model, loop))) is not None:
+        assert all(each["refused"].startswith(refusal) for each in said)
+        return
+    assert said == [{}] * len(said)
+    trained = torch.load(folder / model / f"{loop}.pt", weights_only=True)
+    wanted = {("model." if loop == "lightning" else "") + name: value for name, value in plain(model).items()}
+    assert trained.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(trained[name], value, rtol=1e-4, atol=1e-5, msg=partial("{}: {}".format, name))
+
+
+@cache
+def plain(model: str) -> dict[str, torch.Tensor]:
+    return train_plainly(model, WORLDS)
