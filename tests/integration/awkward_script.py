@@ -163,7 +163,10 @@ ENGINES: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp"},
     "fsdp": {"strategy": "fsdp"},
     "fsdp kept": {"strategy": "fsdp", "fsdp": FsdpConfig(reshard_after_forward=False)},
-    **{f"zero {stage}": {"strategy": "deepspeed", "deepspeed": DeepSpeedConfig(zero_stage=stage)} for stage in range(4)},
+    **{
+        f"zero {stage}": {"strategy": "deepspeed", "deepspeed": DeepSpeedConfig(zero_stage=stage)}
+        for stage in range(4)
+    },
 }
 
 
@@ -179,7 +182,8 @@ def forget_frameworks() -> None:
 
 def run(model: str, loop: str) -> None:
     """One session, which ends with SystemExit if it drains or is refused."""
-    engine = ENGINES.get(loop, {"strategy": "auto"})
+    engines = loop.split(", ")  # of each world, in the order of the test
+    engine = ENGINES.get(engines[RANK_SETTINGS["number"] % len(engines)], {"strategy": "auto"})
     forget_frameworks()
     with spottrain.session(
         global_batch=GLOBAL_BATCH,
@@ -213,7 +217,7 @@ def main() -> dict[str, dict[str, str]]:
         patch("spottrain.loop.entry.logs.say", said),
     ):
         for model, loop in RANK_SETTINGS["cases"]:
-            name = f"{model}, {loop}"
+            name = f"{model}: {loop}"
             try:
                 run(model, loop)
             except SystemExit:  # after a drain, or after a sentence

@@ -18,16 +18,19 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from spottrain.data.batch import BatchPlan  # noqa: E402
 from spottrain.engines.choice import choose_engine  # noqa: E402
 from spottrain.engines.engine import EngineConfig  # noqa: E402
+from spottrain.engines.structure import check_same_model  # noqa: E402
 from spottrain.world.failures import UserError  # noqa: E402
 from spottrain_api.settings.training import DeepSpeedConfig, FsdpConfig  # noqa: E402
 
 torch.set_num_threads(1)
 RANK, WORLD, LOCAL = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-WIDTH = 4
+WIDTH, CLIP = 4, 0.5
+STRATEGIES = ("ddp", "fsdp", "deepspeed")
 
 
 class Model(nn.Module):
@@ -59,12 +62,70 @@ class RareTypes(Model):
         )
 
 
+class Shared(nn.Module):
+    """One block that is used three times, recomputed in backward passes inside the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, block = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList([block] * 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = torch.tanh(checkpoint(block, x, use_reentrant=True))
+        return x
+
+
+class Changing(Model):
+    """Its buffers change in the first forward pass, in a different way on each rank."""
+
+    def __init__(self, change: str) -> None:
+        super().__init__()
+        self.change = change
+        self.register_buffer("extra", torch.zeros(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        match self.change:
+            case "order":
+                for name in "ab" if RANK == 0 else "ba":
+                    self.register_buffer(name, torch.zeros(WIDTH))
+            case "length":
+                self.extra = torch.zeros(1 + RANK)
+            case "type":
+                self.extra = torch.zeros(WIDTH, dtype=torch.float64 if RANK == 0 else torch.float32)
+            case "one rank" if RANK == 1:
+                self.register_buffer("late", torch.zeros(2))
+        return super().forward(x)
+
+
+class InTurns(nn.Module):
+    """Two networks, of which each step trains one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maker, self.judge = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2))
+        self.turn = "judge"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.turn == "judge":
+            return self.judge(x) - self.judge(self.maker(x).detach())
+        return self.judge(self.maker(x))
+
+    def rest(self) -> None:
+        """As scripts do it for the network that has received gradients without being trained."""
+        for parameter in self.judge.parameters() if self.turn == "maker" else []:
+            parameter.grad = None
+        self.turn = "maker" if self.turn == "judge" else "judge"
+
+
 class Script:
     def __init__(self, strategy: str, model: nn.Module, **fsdp: Any) -> None:
         config = EngineConfig(
             device=torch.device("cpu"),
             plan=BatchPlan(global_batch=2 * WORLD, micro_batch=2, world_size=WORLD),
             local_world_size=LOCAL,
+            clip_grad_norm=CLIP,
             fsdp=FsdpConfig(**fsdp),
             deepspeed=DeepSpeedConfig(zero_stage=2),
         )
@@ -124,6 +185,74 @@ def frozen_late(strategy: str, *, first: bool) -> list[list[float]]:
     return [before[1], script.values()[1]]  # the scale comes first, then the block's weight
 
 
+def between(strategy: str, *, evaluates: str, **fsdp: Any) -> list[list[float]]:
+    """An evaluation before the update, or before its state is read."""
+    torch.manual_seed(0)
+    script = Script(strategy, Model(), **fsdp)
+
+    def evaluate(when: str) -> None:
+        if when in evaluates:
+            with torch.no_grad():
+                script.model(torch.ones(2, WIDTH))
+
+    for step in range(3):
+        script.engine.begin_micro_batch(is_last=True)
+        spoiled = torch.nan if step == 1 else 1.0
+        script.engine.backward(script.model(torch.full((2, WIDTH), float(RANK))).sum() * spoiled)
+        evaluate("before")
+        assert script.engine.gradients_are_finite() == (step != 1)
+        script.engine.discard() if step == 1 else script.engine.update()
+        evaluate("after")
+        state = script.engine.state()
+        evaluate("after")
+        assert script.engine.frozen() == set()
+        script.engine.load_state(state)
+    return script.values()
+
+
+def in_turns(strategy: str, **fsdp: Any) -> list[list[float]]:
+    torch.manual_seed(0)
+    model = InTurns()
+    script = Script(strategy, model, **fsdp)
+    for step in range(4):
+        script.engine.begin_micro_batch(is_last=True)
+        script.engine.backward(script.model(_rows(step, RANK)).mean())
+        model.rest()
+        script.engine.update()
+    return script.values()
+
+
+def in_turns_plainly() -> list[list[float]]:
+    torch.manual_seed(0)
+    model = InTurns()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for step in range(4):
+        model(torch.cat([_rows(step, rank) for rank in range(WORLD)])).mean().backward()
+        model.rest()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [each.flatten().tolist() for each in model.parameters()]
+
+
+def _rows(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def one_step(strategy: str, model: nn.Module, **fsdp: Any) -> list[list[float]]:
+    script = Script(strategy, model, **fsdp)
+    script.step()
+    return script.values()
+
+
+def different_models() -> list[list[float]]:
+    model = Model()
+    if RANK == 1:
+        model.blocks.append(nn.Linear(WIDTH, WIDTH))
+    check_same_model(model)
+    return []
+
+
 HABITS: dict[str, Callable[[], list[list[float]]]] = {
     "seeded by rank, ddp": lambda: seeded_by_rank("ddp"),
     "seeded by rank, rare types, ddp": lambda: seeded_by_rank("ddp", RareTypes),
@@ -139,6 +268,18 @@ HABITS: dict[str, Callable[[], list[list[float]]]] = {
     "unfrozen, ddp": lambda: frozen_late("ddp", first=False),
     "frozen, deepspeed": lambda: frozen_late("deepspeed", first=True),
     "unfrozen, deepspeed": lambda: frozen_late("deepspeed", first=False),
+    "evaluated nowhere, kept": lambda: between("fsdp", evaluates="", reshard_after_forward=False),
+    "evaluated before the update, kept": lambda: between("fsdp", evaluates="before", reshard_after_forward=False),
+    "evaluated after the update, kept": lambda: between("fsdp", evaluates="after", reshard_after_forward=False),
+    **{f"nested backward, {name}": lambda name=name: one_step(name, Shared()) for name in STRATEGIES},
+    "in turns, plain": in_turns_plainly,
+    **{f"in turns, {name}": lambda name=name: in_turns(name) for name in STRATEGIES},
+    **{
+        f"buffers of another {change}, {name}": lambda change=change, name=name: one_step(name, Changing(change))
+        for change in ("order", "length", "type", "one rank")
+        for name in STRATEGIES
+    },
+    "different models": different_models,
 }
 
 dist.init_process_group("gloo")

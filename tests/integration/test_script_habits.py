@@ -14,10 +14,22 @@ import pytest
 from forked_ranks import forked_ranks, rank_environments
 
 SCRIPT = Path(__file__).with_name("script_habits.py")
+STRATEGIES = ("ddp", "fsdp", "deepspeed")
+# How a buffer changes, and what each rank then has.
+CHANGES = {
+    "order": "rank 0 has a (float32, [4]) where rank 1 has b (float32, [4])",
+    "length": "rank 0 has extra (float32, [1]) where rank 1 has extra (float32, [2])",
+    "type": "rank 0 has extra (float64, [4]) where rank 1 has extra (float32, [4])",
+    "one rank": "rank 0 has no more where rank 1 has late (float32, [2])",
+}
 ON_TWO_RANKS = (
     *("seeded by rank, ddp", "seeded by rank, fsdp", "hooked, ddp", "hooked, fsdp"),
     *("not evaluated, fsdp", "evaluated, fsdp", "frozen, fsdp", "unfrozen, fsdp", "frozen, ddp", "unfrozen, ddp"),
     *("frozen, deepspeed", "unfrozen, deepspeed", "seeded by rank, rare types, ddp"),
+    *("evaluated nowhere, kept", "evaluated before the update, kept", "evaluated after the update, kept"),
+    *("in turns, plain", "in turns, ddp", "in turns, fsdp", "in turns, deepspeed", "different models"),
+    *("nested backward, ddp", "nested backward, fsdp", "nested backward, deepspeed"),
+    *(f"buffers of another {change}, {name}" for change in CHANGES for name in STRATEGIES),
 )
 ON_TWO_NODES_OF_TWO = ("seeded by rank, hybrid",)
 
@@ -88,3 +100,42 @@ def test_what_would_not_be_trained_as_the_script_means_is_refused(habit: str, tw
             .get("refused", str(rank[habit]))
             .startswith(f"The parameter blocks.0.weight was {change} after session.prepare")
         )
+
+
+@pytest.mark.parametrize("when", ["before the update", "after the update"])
+def test_an_evaluation_changes_nothing_where_blocks_stay_gathered(when: str, two: list[dict[str, Any]]) -> None:
+    assert values(two, f"evaluated {when}, kept") == values(two, "evaluated nowhere, kept")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_networks_that_are_trained_in_turns_are_trained_as_by_a_plain_loop(
+    strategy: str, two: list[dict[str, Any]]
+) -> None:
+    for found, wanted in zip(values(two, f"in turns, {strategy}"), values(two, "in turns, plain"), strict=True):
+        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("habit", "sentence"),
+    [
+        ("in turns, deepspeed", "The parameter maker.0.weight has a gradient in some steps and none in others"),
+        *(
+            (f"nested backward, {name}", "The parameter blocks.0.bias received a gradient twice")
+            for name in STRATEGIES
+        ),
+        *(
+            (f"buffers of another {change}, {name}", f"The ranks have different buffers: {which}.")
+            for change, which in CHANGES.items()
+            for name in STRATEGIES
+        ),
+        (
+            "different models",
+            "the ranks have built different models: rank 0 has offset (float32, [4]) where rank 1 has blocks.2.",
+        ),
+    ],
+)
+def test_what_would_be_trained_wrongly_is_refused_on_all_ranks(
+    habit: str, sentence: str, two: list[dict[str, Any]]
+) -> None:
+    for rank in two:
+        assert rank[habit].get("refused", str(rank[habit])).startswith(sentence)

@@ -108,3 +108,25 @@ def test_a_loop_that_is_left_without_an_update_of_the_step_commits_the_step_befo
         reporter = session._context.reporter
     assert reporter.progress.commit is not None
     assert reporter.progress.commit.step == 2
+
+
+@pytest.mark.usefixtures("no_accelerator_afterwards")
+@pytest.mark.parametrize("left_at", [0, 1], ids=["first of two", "last of two"])
+def test_a_validation_that_is_left_early_ends_no_step_of_accelerate(left_at: int) -> None:
+    with spottrain.session(global_batch=8, micro_batch=2) as session:
+        accelerator = Accelerator(cpu=True)
+        model: Any = nn.Linear(1, 1)
+        rows = torch.utils.data.DataLoader([torch.ones(1)] * 8, batch_size=4)  # type: ignore[arg-type, var-annotated]
+        model, optimizer, validation = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), rows)
+        loop = AcceleratedLoop(session, accelerator, model, optimizer, [torch.ones(1)] * 8, total=3)
+        for batch in loop.batches():
+            with accelerator.accumulate(model):
+                accelerator.backward(loop.weigh(model(batch).sum()))
+                optimizer.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                for number, batch in enumerate(validation):
+                    model(batch)
+                    if number == left_at:
+                        break
+    assert loop.step == 3

@@ -85,6 +85,9 @@ class AcceleratedLoop(ForeignLoop):
                 "commit would hold; train one model with one optimizer, and pass its scheduler"
             )
         accelerator.gradient_accumulation_steps = session.batch_plan.num_micro_batches
+        # Otherwise a step also ends while an accelerator's data loader is at its last batch, as one of a validation
+        # stays if a loop over it is left there. Training has no data loader of the accelerator.
+        accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = False
         if scheduler is not None:
             # Otherwise it steps once per rank, or once per micro-batch (`step_scheduler_with_optimizer=False`), and
             # learning rates depend on the number of ranks.

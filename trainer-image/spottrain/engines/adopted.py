@@ -14,7 +14,11 @@ from torch.optim import Optimizer
 from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.ddp import settle_buckets
 from spottrain.engines.engine import MakeOptimizer
+from spottrain.engines.gathered import GatheredParameters
+from spottrain.engines.model_state import without_wrapper
 from spottrain.engines.native import NamedState
+from spottrain.engines.step_agreement import StepAgreement
+from spottrain.world.failures import UserError
 from spottrain_api.contract.configuration import TrainerConfig
 
 
@@ -99,7 +103,10 @@ class AdoptedEngine(NamedState):
             )
 
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        self._model, self._buffers = model, SharedBuffers(model)
+        self._model, self._buffers = model, SharedBuffers(without_wrapper(model))
+        self._gathered = GatheredParameters(model)
+        self._agreement = StepAgreement(self._buffers)
+        self._optimizer.register_step_pre_hook(lambda *_: self._require_rest())
         # DDP that finds unused parameters does not rearrange its buckets. DDP with a static graph learns the graph
         # from its first backward pass, which has to be the script's.
         if isinstance(model, DistributedDataParallel) and not (model.find_unused_parameters or model.static_graph):
@@ -119,7 +126,21 @@ class AdoptedEngine(NamedState):
         The framework has made the update; buffers would differ between ranks until DDP's next forward pass, and for
         ever under FSDP2.
         """
+        self._agreement.reach()
         self._buffers.share()
+
+    def _at_rest(self) -> nn.Module:
+        self._gathered.reshard()
+        return self._model
+
+    def _require_rest(self) -> None:
+        """Refuse an update whose gradients the framework may have clipped or checked without seeing them."""
+        if (name := self._gathered.first()) is not None:
+            raise UserError(
+                f"The model was called between the last backward pass and the optimizer's step, and its parameter "
+                f"{name} has been gathered since: what clips or checks gradients in between has not seen them. Call "
+                "the model after the step, or set reshard_after_forward of the framework's FSDP plugin to True."
+            )
 
     def gradients_are_finite(self) -> bool:
         """Always true. The framework checks: gradients may be scaled for fp16, and are then often not finite."""

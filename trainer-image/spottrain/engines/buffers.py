@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from spottrain.engines.structure import described, digest_of, first_difference
 from spottrain.world.failures import UserError
 
 
@@ -24,9 +26,26 @@ class SharedBuffers:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._lines: list[str] = []
+        self._digest = digest_of([])
+
+    def digest(self) -> int:
+        """A positive number for the names, shapes and types of this rank's buffers, which has to be that of all."""
+        lines = described(_saved_buffers(self._model))
+        if lines != self._lines:
+            self._lines, self._digest = lines, digest_of(lines)
+        return self._digest
+
+    def refuse_difference(self, group: dist.ProcessGroup) -> NoReturn:
+        """Raise UserError for buffers that differ between ranks. A collective."""
+        raise UserError(
+            f"The ranks have different buffers: {first_difference(self._lines, group)}. All ranks take over those of "
+            "rank 0 after each step. Register the same buffers in the same order on all ranks, or pass "
+            "persistent=False for those that no commit needs."
+        )
 
     def share(self) -> None:
-        """Give all ranks rank 0's buffers. A collective if the model has any.
+        """Give all ranks rank 0's buffers, which have the same digest on all. A collective if there are any.
 
         Raises:
             UserError: The ranks can't share a buffer.

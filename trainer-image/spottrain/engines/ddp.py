@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from spottrain.engines.buffers import check_buffers, copy_from_first
@@ -14,6 +11,7 @@ from spottrain.engines.engine import EngineConfig
 from spottrain.engines.model_state import wrapping_names
 from spottrain.engines.native import NativeEngine
 from spottrain.engines.precision import autocast_forward
+from spottrain.engines.used import UsedParameters
 
 # Types that DDP can send: gloo and NCCL know them, or complex numbers as pairs of them.
 _SENT = {
@@ -46,7 +44,6 @@ class DdpEngine(NativeEngine):
         )
         copy_from_first(unsent.values())
         settle_buckets(self._ddp, model)
-        self._unused = UnusedParameters(model)
         if precision is not torch.float32:
             autocast_forward(model, device, precision)
         return self._ddp
@@ -56,41 +53,22 @@ class DdpEngine(NativeEngine):
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = is_last
             self._is_last = is_last
-            self._unused.forget()
+
+    def _watch(self, used: UsedParameters) -> None:
+        used.watch_all()
 
     def backward(self, loss: torch.Tensor) -> None:
+        """Run backward, and give DDP the gradients for which it still waits after the last one of a step.
+
+        They are those of parameters that this rank hasn't used, such as an expert's. DDP's own search for them
+        (find_unused_parameters) follows what forward returns. It misses parameters that enter the loss in a
+        different way.
+        """
         super().backward(loss)
         if self._is_last:
             self._trained.check(may_freeze=False)
-            self._unused.touch()
-
-
-class UnusedParameters:
-    """Parameters that a rank has not used in the last micro-batch.
-
-    An expert's parameters are an example. DDP waits for all parameters, so `touch` adds a gradient of zero to the
-    unused ones, as FSDP2 does. DDP's own search (find_unused_parameters) follows what forward returns. It misses
-    parameters that enter the loss in a different way. It also leaves parameters that no rank used without state in
-    the optimizer.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._trained = _trained(model)
-        self._used: set[int] = set()
-        # DDP's hooks are at the same nodes, which add up gradients. A node lives as long as somebody refers to it.
-        self._nodes = [get_gradient_edge(parameter).node for parameter in self._trained]
-        for index, node in enumerate(self._nodes):
-            node.register_hook(self._note(index))
-
-    def forget(self) -> None:
-        self._used.clear()
-
-    def touch(self) -> None:
-        if len(self._used) < len(self._trained):
-            _add_zeros([parameter for index, parameter in enumerate(self._trained) if index not in self._used])
-
-    def _note(self, index: int) -> Callable[..., None]:
-        return lambda *_: self._used.add(index)
+            with self._used.paused():
+                _add_zeros(self._used.unused_in_pass())
 
 
 def settle_buckets(ddp: DistributedDataParallel, model: nn.Module) -> None:
@@ -108,7 +86,8 @@ def settle_buckets(ddp: DistributedDataParallel, model: nn.Module) -> None:
         ddp(torch.zeros(()))  # on a GPU, DDP needs an argument, which it moves there
     finally:
         ddp.module = model
-    for parameter in reversed(_trained(model)):  # roughly the order of backward
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in reversed(trained):  # roughly the order of backward
         _add_zeros([parameter])
     ddp.zero_grad(set_to_none=True)
 
@@ -129,11 +108,8 @@ def _unsent(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def _trained(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
 def _add_zeros(parameters: list[nn.Parameter]) -> None:
     """Add gradients of zero, which take no memory before they are added."""
-    zeros = [torch.zeros((), dtype=p.dtype, device=p.device).expand_as(p) for p in parameters]
-    torch.autograd.backward(parameters, zeros)
+    if parameters:
+        zeros = [torch.zeros((), dtype=p.dtype, device=p.device).expand_as(p) for p in parameters]
+        torch.autograd.backward(parameters, zeros)

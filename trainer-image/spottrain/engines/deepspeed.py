@@ -23,12 +23,18 @@ from spottrain.engines.deepspeed_limits import refuse_counters, unfit_for_zero, 
 from spottrain.engines.deepspeed_state import ReplicaState, ZeroState, state_of
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.model_state import frozen_names
-from spottrain.engines.native import zeros_for_unused
 from spottrain.engines.precision import autocast_forward, cast_around, weights_in_fp32
 from spottrain.engines.same_order import SameParameters
+from spottrain.engines.step_agreement import StepAgreement
 from spottrain.engines.trained import TrainedParameters
+from spottrain.engines.used import UsedParameters
 from spottrain.world.failures import UserError
 
+CHANGED_USE = (
+    "The parameter {} has a gradient in some steps and none in others, as those of networks that are trained in "
+    "turns. ZeRO updates all parameters in each step, also those without a gradient, which a plain loop leaves "
+    "alone. Use the strategy fsdp or ddp, or deepspeed.zeroStage 0."
+)
 LOSS_SCALER = "loss_scaler"
 # Attributes of DeepSpeed's DynamicLossScaler that change during training. A static scaler has the scale alone.
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -42,6 +48,7 @@ class DeepSpeedEngine:
     """Implements Engine. DeepSpeed's own checkpoints and loops are not used."""
 
     _engine: Any  # deepspeed.DeepSpeedEngine, of a library without types
+    _used_before: list[bool] | None = None  # under ZeRO, the parameters that the step before has used
     _base: Optimizer  # the script's, on which DeepSpeed's works
     _state: ReplicaState | ZeroState
 
@@ -93,6 +100,9 @@ class DeepSpeedEngine:
         self._buffers = SharedBuffers(model)
         self._buffers.share()
         self._trained = TrainedParameters(model)
+        self._used = UsedParameters(names)
+        self._used.watch_all()
+        self._agreement = StepAgreement(self._buffers, self._used if stage == 0 else None)
         self._state = state_of(self._engine, self._base, names)
         if stage == 3:
             refuse_counters(self._base, len(self._engine.optimizer.fp32_partitioned_groups_flat))
@@ -119,13 +129,13 @@ class DeepSpeedEngine:
         self._engine.set_gradient_accumulation_boundary(is_last)
 
     def backward(self, loss: torch.Tensor) -> None:
+        self._used.begin_pass()
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def update(self) -> None:
         """Step the optimizer. DeepSpeed clips gradients itself, and skips a step whose gradients are not finite."""
         self._trained.check(may_freeze=False)
-        if not self._engine.zero_optimization():
-            zeros_for_unused(self._engine.module)
+        self._agree()
         self._engine.step()
         self._buffers.share()
 
@@ -138,6 +148,7 @@ class DeepSpeedEngine:
 
     def discard(self) -> None:
         """Step DeepSpeed with an optimizer that does nothing. Only DeepSpeed's step clears its buffers."""
+        self._agree()
         step = self._base.step
         self._base.step = _do_nothing  # type: ignore[assignment, method-assign]
         try:
@@ -145,6 +156,21 @@ class DeepSpeedEngine:
         finally:
             self._base.step = step  # type: ignore[method-assign]
         self._buffers.share()
+
+    def _agree(self) -> None:
+        """Find what no rank has used, before an update or instead of one. A collective.
+
+        Raises:
+            UserError: ZeRO would update a parameter that this step hasn't used, and steps before have, or the
+                other way round.
+        """
+        if self._engine.zero_optimization():
+            used = self._used.pop_step()
+            if self._used_before not in (None, used):
+                changed = [now != before for now, before in zip(used, self._used_before, strict=True)]
+                raise UserError(CHANGED_USE.format(next(self._used.names(changed))))
+            self._used_before = used
+        self._agreement.reach()
 
     def _check_before_sums(self, parameters: SameParameters) -> None:
         """Check the parameters before the last sum over the ranks in a backward pass.

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from torch.optim import Adagrad, Optimizer
 
+from spottrain.engines.elementwise import uses_whole_tensors
 from spottrain.engines.model_state import unfit_for_shards, wrapping_names
 from spottrain.world.failures import UserError
 
-# Words in the names of optimizers whose update of an element depends on the rest of its tensor. The rates of Prodigy
-# and D-Adaptation depend on all tensors.
+# Words in the names of optimizers whose update of an element depends on the rest of its tensor, or, as the rates of
+# Prodigy and D-Adaptation, on all tensors. Others are found by a trial.
 _OF_WHOLE_TENSORS = {
     *("adafactor", "lamb", "lars", "muon", "novograd", "shampoo", "soap"),
     *("dadaptadagrad", "dadaptadam", "dadaptadan", "dadaptlion", "dadaptsgd", "prodigy"),
@@ -102,13 +103,14 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 
 def unfit_optimizer(optimizer: Optimizer, stage: int) -> str | None:
     """Why a ZeRO stage cannot use `optimizer`, as a sentence; None if it can."""
-    for kind in type(optimizer).__mro__:
-        found = _words(kind.__name__) & _OF_WHOLE_TENSORS
-        if stage > 0 and found and not (found == {"muon"} and kind.__module__.startswith("deepspeed.")):
-            others = "" if found & _WITH_LISTS else ", or deepspeed.zeroStage 0, or the strategy ddp"
+    if stage > 0:
+        kinds = [kind for kind in type(optimizer).__mro__ if not kind.__module__.startswith("deepspeed.")]
+        words = {word for kind in kinds for word in _words(kind.__name__)}
+        if not words.isdisjoint(_OF_WHOLE_TENSORS) or uses_whole_tensors(optimizer):
+            others = ", or deepspeed.zeroStage 0, or the strategy ddp" if words.isdisjoint(_WITH_LISTS) else ""
             return (
-                f"The optimizer {kind.__name__} computes with each tensor as a whole, and ZeRO {stage} gives it "
-                "parts that depend on the number of ranks. Use one that treats each element alone, such as "
+                f"The optimizer {type(optimizer).__name__} computes with each tensor as a whole, and ZeRO {stage} "
+                "gives it parts that depend on the number of ranks. Use one that treats each element alone, such as "
                 f"AdamW{others}."
             )
     if stage > 0 and isinstance(optimizer, Adagrad):

@@ -242,7 +242,8 @@ class ZeroState:
         frozen = {
             name: self._layout.frozen(parameter) for parameter, name in self._names.items() if name not in weights
         }
-        return weights | frozen | self._buffers()
+        first = weights | frozen
+        return {name: first[self._names[parameter]] for name, parameter in self._every_name()} | self._buffers()
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Set the optimizer's state and options, and refresh the parameters. Weights were loaded in place."""
@@ -333,6 +334,10 @@ class ZeroState:
     def _names_of_group(self, number: int) -> list[str]:
         return [self._names[f.parameter] for f in self._fragments if self._layout.group(f.flat) == number]
 
+    def _every_name(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters under all their names: tied ones have several."""
+        return self._model.named_parameters(remove_duplicate=False)
+
     def _buffers(self) -> dict[str, Any]:
-        parameters = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
+        parameters = {name for name, _ in self._every_name()}
         return {name: value for name, value in model_state(self._model).items() if name not in parameters}

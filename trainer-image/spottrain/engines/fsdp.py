@@ -17,9 +17,11 @@ from torch.distributed.tensor.experimental import implicit_replication
 from spottrain.engines.blocks import find_blocks, used_from_outside
 from spottrain.engines.buffers import batch_norms, copy_from_first
 from spottrain.engines.engine import EngineConfig
+from spottrain.engines.gathered import GatheredParameters
 from spottrain.engines.model_state import unfit_for_shards
-from spottrain.engines.native import NativeEngine, zeros_for_unused
+from spottrain.engines.native import NativeEngine
 from spottrain.engines.same_order import SameBlocks
+from spottrain.engines.used import SECOND_GRADIENT, UsedParameters
 from spottrain.world.failures import UserError
 from spottrain_api.settings.choices import Sharding
 
@@ -73,6 +75,7 @@ class FsdpEngine(NativeEngine):
             self._shard(block, mesh, self._policy(output_dtype=None))
         self._shard(model, mesh, self._policy(output_dtype=torch.float32))
         self._copy_to_replicas(model, mesh)
+        self._gathered = GatheredParameters(model)
         gathered = {name: module for name, module in model.named_modules() if module in {*norms, *blocks}}
         self._same_blocks = None
         if gathered and dist.get_world_size() > 1:
@@ -82,6 +85,16 @@ class FsdpEngine(NativeEngine):
             # reduce the same ones.
             model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
         return model
+
+    def _watch(self, used: UsedParameters) -> None:
+        for parameter in self._whole:
+            if parameter in used:
+                used.watch(parameter)
+        self._gathered.watch(used)
+
+    def _at_rest(self) -> nn.Module:
+        self._gathered.reshard()
+        return self._model
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Prepare the reductions of a micro-batch.
@@ -102,12 +115,13 @@ class FsdpEngine(NativeEngine):
         super().backward(loss)
         if self._same_blocks is not None:
             self._same_blocks.check()
+        if (name := self._gathered.first()) is not None:
+            raise UserError(SECOND_GRADIENT.format(name))
         if self._is_last:
             self._average_whole()
 
     def update(self) -> None:
         self._trained.check(may_freeze=True)
-        zeros_for_unused(self._model)
         with implicit_replication():
             super().update()
 

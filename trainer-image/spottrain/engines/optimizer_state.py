@@ -214,10 +214,14 @@ def check_classes(saved: Values, optimizer: Optimizer) -> None:
 
 
 def check_parameters(saved: Values, here: Mapping[str, Any]) -> None:
-    """Raise CheckpointMismatch if the optimizer of a commit had other parameters than those `here`."""
+    """Raise CheckpointMismatch if the optimizer of a commit had other parameters than those `here`.
+
+    Frozen ones may be missing: under ZeRO, an optimizer doesn't have them.
+    """
     before = {name for group in saved["groups"] for name in group["params"]}
+    trained = {name for name, parameter in here.items() if parameter.requires_grad}
     for names, sentence in (
-        (here.keys() - before, "the optimizer trains {}, which that of the checkpoint did not"),
+        (trained - before, "the optimizer trains {}, which that of the checkpoint did not"),
         (saved["state"].keys() - here.keys(), "the optimizer of the checkpoint trained {}, which this one does not"),
     ):
         if names:
@@ -248,6 +252,7 @@ class Options:
         parameters had different options.
         """
         own = {key: value for key, value in group.items() if key not in _OF_PARAMETERS}
+        names = [name for name in names if name in self._of]
         if not names:
             return own
         first = self._of[names[0]]

@@ -24,6 +24,7 @@ from spottrain.engines.blocks import find_blocks, prepare_blocks
 from spottrain.engines.choice import choose_engine
 from spottrain.engines.engine import Engine, EngineConfig, MakeOptimizer
 from spottrain.engines.precision import DTYPES, slower_than_needed
+from spottrain.engines.structure import check_same_model
 from spottrain.loop.acceptance import (
     check_adopted_model,
     check_model,
@@ -166,6 +167,7 @@ class Session:
         data = Data(dataset, collate, num_workers, shuffle, loader or {})
         order = order_of(data, self.config.seed)
         check_model(model)
+        check_same_model(model)
         check_stateful(stateful or {})
         optimizer = checked_optimizer(optimizer)
         with as_user_errors():
