@@ -131,6 +131,7 @@ class Doubles(Awkward):
     def __init__(self) -> None:
         super().__init__()
         self.offset = nn.Parameter(torch.zeros(WIDTH, dtype=torch.float64))
+        self.table: torch.Tensor
         self.register_buffer("table", torch.ones(WIDTH, dtype=torch.float64))
         self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
         self.head = nn.Linear(WIDTH, 1)
@@ -247,6 +248,7 @@ class Checkpointed(Awkward):
 
     def __init__(self) -> None:
         super().__init__()
+        self.table: torch.Tensor
         self.register_buffer("table", torch.linspace(0, 1, WIDTH), persistent=False)
         self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
         self.head = nn.Linear(WIDTH, 1)

@@ -8,6 +8,7 @@ import json
 import os
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,10 +211,10 @@ def between(strategy: str, *, evaluates: str, **fsdp: Any) -> list[list[float]]:
     return script.values()
 
 
-def in_turns(strategy: str, **fsdp: Any) -> list[list[float]]:
+def in_turns(strategy: str) -> list[list[float]]:
     torch.manual_seed(0)
     model = InTurns()
-    script = Script(strategy, model, **fsdp)
+    script = Script(strategy, model)
     for step in range(4):
         script.engine.begin_micro_batch(is_last=True)
         script.engine.backward(script.model(_rows(step, RANK)).mean())
@@ -239,8 +240,8 @@ def _rows(step: int, rank: int) -> torch.Tensor:
     return torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(10 * step + rank))
 
 
-def one_step(strategy: str, model: nn.Module, **fsdp: Any) -> list[list[float]]:
-    script = Script(strategy, model, **fsdp)
+def one_step(strategy: str, make: Callable[[], nn.Module]) -> list[list[float]]:
+    script = Script(strategy, make())
     script.step()
     return script.values()
 
@@ -271,11 +272,11 @@ HABITS: dict[str, Callable[[], list[list[float]]]] = {
     "evaluated nowhere, kept": lambda: between("fsdp", evaluates="", reshard_after_forward=False),
     "evaluated before the update, kept": lambda: between("fsdp", evaluates="before", reshard_after_forward=False),
     "evaluated after the update, kept": lambda: between("fsdp", evaluates="after", reshard_after_forward=False),
-    **{f"nested backward, {name}": lambda name=name: one_step(name, Shared()) for name in STRATEGIES},
+    **{f"nested backward, {name}": partial(one_step, name, Shared) for name in STRATEGIES},
     "in turns, plain": in_turns_plainly,
-    **{f"in turns, {name}": lambda name=name: in_turns(name) for name in STRATEGIES},
+    **{f"in turns, {name}": partial(in_turns, name) for name in STRATEGIES},
     **{
-        f"buffers of another {change}, {name}": lambda change=change, name=name: one_step(name, Changing(change))
+        f"buffers of another {change}, {name}": partial(one_step, name, partial(Changing, change))
         for change in ("order", "length", "type", "one rank")
         for name in STRATEGIES
     },

@@ -50,7 +50,7 @@ def test_adagrad_with_options_of_its_constructor_alone_trains_under_zero(lr: flo
 class ByNorm(torch.optim.SGD):
     """As people write one: each tensor's gradient has a norm of 1."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.data -= group["lr"] * parameter.grad / parameter.grad.norm()
@@ -67,7 +67,7 @@ class Wrapping(torch.optim.Optimizer):
         self.inner = inner
         super().__init__(inner.param_groups, {})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         raise AssertionError("a trial has stepped it")
 
 

@@ -44,7 +44,7 @@ def _differs(optimizer: Optimizer, group: dict[str, Any]) -> bool:
         whole = _updated(optimizer, group, first, gradients)
     except Exception:  # whatever an optimizer raises that needs more than gradients
         return False
-    shares = zip(*(each.flatten().split(_SHARES) for each in (first, *gradients)), strict=True)
+    shares = zip(*(each.flatten().split_with_sizes(_SHARES) for each in (first, *gradients)), strict=True)
     try:
         parts = [_updated(optimizer, group, part, of_part) for part, *of_part in shares]
     except Exception:  # such as Muon's, which takes nothing but matrices

@@ -46,7 +46,7 @@ class GatheredParameters:
             _Place(module=module, attribute=attribute, name=f"{prefix}.{attribute}".lstrip("."), own=parameter)
             for prefix, module in model.named_modules()
             for attribute, parameter in module._parameters.items()
-            if isinstance(parameter, DTensor)
+            if parameter is not None and isinstance(parameter.data, DTensor)
         ]
 
     def reshard(self) -> None:

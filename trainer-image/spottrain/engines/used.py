@@ -34,7 +34,7 @@ class UsedParameters:
 
     def watch(self, parameter: nn.Parameter, computed: torch.Tensor | None = None) -> None:
         """Note what a parameter receives. `computed`: the tensor with which the model computes in its place."""
-        (parameter if computed is None else computed).register_hook(self._note(self._index[parameter]))
+        (parameter if computed is None else computed).register_hook(self._note(self._index[parameter]))  # type: ignore[no-untyped-call]
 
     def watch_all(self) -> None:
         for _, parameter in self._trained:
