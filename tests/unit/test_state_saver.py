@@ -14,6 +14,7 @@ import torch
 
 from memory_storage import MemoryStorage
 from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.stores.storage import Buffer
 from spottrain.recovery.interval import CommitInterval
@@ -142,3 +143,29 @@ def test_the_end_of_a_run_leaves_deletes_that_take_long_to_the_next_clean_up(
         saver.clean_up()
         left.append(len(list(storage.list("attempts/g000000-"))))
     assert left == [1500, 500, 0]
+
+
+class Sent:
+    """Stands for the replicas: the values that were sent."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[dict[str, Any], Any]] = []
+
+    def replicate(self, tensors: dict[str, Any], *, extra: Any, **_: Any) -> None:
+        codec.split(tensors)
+        self.values.append((tensors, extra))
+
+    def explain(self, step_seconds: float | None) -> str:
+        return ""
+
+
+def test_a_replica_is_without_what_it_cannot_hold(storage: HangingStorage) -> None:
+    tensors = {"optimizer": {"state": {"good": {"m": torch.ones(2)}, "bad": {"m": object()}}}}
+    extra = {"stateful": {"good": {"n": 1}, "bad": {"n": object()}}}
+    state = cast(Any, SimpleNamespace(tensors=lambda: tensors, extra=lambda: extra))
+    saver, sent = saver_to(storage, slow_seconds=0.0), Sent()
+    saver.replicas = cast(Any, sent)
+    saver.replicate(state, 3)
+    [(found, values)] = sent.values
+    assert found["optimizer"]["state"].keys() == {"good"}
+    assert values["stateful"] == {"good": {"n": 1}}

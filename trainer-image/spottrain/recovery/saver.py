@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import CheckpointError, Fenced, RanksDiffer, UnsupportedState
+from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.saving.save_handle import SaveHandle
@@ -192,13 +193,15 @@ class StateSaver:
         if self.replicas is None:
             return
         started = time.monotonic()
-        self.replicas.replicate(
-            state.tensors(),
-            step=step,
-            extra=self._extra(state),
-            rank_state=random_state.capture(),
-            started=started,
-        )
+        send = partial(self.replicas.replicate, step=step, rank_state=random_state.capture(), started=started)
+        tensors, extra = state.tensors(), state.extra()
+        try:
+            send(tensors, extra=codec.encode(self._with_cost(extra)))
+        except UnsupportedState as error:  # as in a commit, which says so
+            tensors, extra, change = what_fits(tensors, extra, error)
+            if change is None:
+                raise
+            send(tensors, extra=codec.encode(self._with_cost(extra)))
         self.reports.stalled(time.monotonic() - started)
         self.reports.intervals()
 

@@ -126,7 +126,7 @@ class Replicas:
         state: dict[str, Any],
         *,
         step: int,
-        extra: dict[str, Any],
+        extra: codec.Json,
         rank_state: Any,
         started: float | None = None,
     ) -> bool:
@@ -135,7 +135,7 @@ class Replicas:
         Args:
             state: What to replicate. Sharded tensors come from every rank, everything else from rank 0.
             step: Number of steps that the state has seen.
-            extra: Plain values that are stored beside the state, from rank 0.
+            extra: Plain values that are stored beside the state, from rank 0, as the codec encodes them.
             rank_state: Plain values of this rank.
             started: When training started to wait for this call, by time.monotonic. Default: now.
 
@@ -153,7 +153,7 @@ class Replicas:
         receipt = Receipt(
             rank=self._rank, world_size=self._world_size, entries=plan.entries, rank_state=codec.encode(rank_state)
         )
-        other = json.dumps({"tree": tree, "extra": codec.encode(extra)}).encode() if self._rank == 0 else None
+        other = json.dumps({"tree": tree, "extra": extra}).encode() if self._rank == 0 else None
         self._sequence += 1
         place = HeldShards(
             generation=self._generation,
