@@ -130,5 +130,5 @@ def taints() -> str:
     """An entry for each taint or label of other programs that counts as a notice."""
     return "\n".join(
         entry(name, _KINDS[each.kind], f"notice {code(each.kind.value)}", f"{each.lead_seconds:g} s ahead")
-        for name, each in (TAINTS | NOTICE_LABELS).items()
+        for name, each in ({**TAINTS, **NOTICE_LABELS}).items()
     )

@@ -83,7 +83,7 @@ def _troubles_of_pod(pod: Manifest) -> set[str]:
 
 def _troubles_of_node(node: Manifest) -> set[str]:
     meta = node["metadata"]
-    marks = loss_marks((taint["key"] for taint in node["spec"]["taints"]), meta.get("labels", {}))
+    marks = set(loss_marks((taint["key"] for taint in node["spec"]["taints"]), meta.get("labels", {})))
     # Another version of a notice may have another deadline, or take it back.
     notice = {meta.get("annotations", {}).get(ANNOTATION_NOTICE)} - {None}
     ready = any(each["status"] == "True" for each in node["status"]["conditions"])

@@ -8,6 +8,8 @@ They run the script as `python script.py` would (worker.py).
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,13 +89,42 @@ def run_launcher(request: LaunchRequest) -> int:
     return 0
 
 
-def _run_torchrun(request: LaunchRequest, console: Console) -> None:
+def launch_config(torchrun_arguments: Sequence[str]) -> LaunchConfig:
+    """What torchrun makes of its command line, as on a machine without GPUs.
+
+    It would count the GPUs. Without NVML, or with devices that NVML can't count (`CUDA_VISIBLE_DEVICES=MIG-…`), it
+    would ask the CUDA runtime, and no fork of this process, such as a rank, could use CUDA any more. If it found as
+    many as ranks, it would bind each rank to its GPU's NUMA node, for which the rank makes a CUDA context before the
+    writer is forked from it.
+    """
     from torch.distributed import run
+
+    with _without_gpus():
+        config, _, _ = run.config_from_args(run.get_args_parser().parse_args(list(torchrun_arguments)))
+    return config
+
+
+@contextmanager
+def _without_gpus() -> Iterator[None]:
+    """Hide the GPUs from torch, which then counts none without asking NVML or the CUDA runtime."""
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    before = {name: os.environ.get(name) for name in hidden}
+    os.environ.update(hidden)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _run_torchrun(request: LaunchRequest, console: Console) -> None:
     from torch.distributed.launcher.api import elastic_launch
 
-    arguments = run.get_args_parser().parse_args(list(request.torchrun_arguments))
-    config, _, _ = run.config_from_args(arguments)
-    store = _serve_store(config) if arguments.node_rank == 0 else None
+    config = launch_config(request.torchrun_arguments)
+    store = _serve_store(config) if config.rdzv_configs["rank"] == 0 else None
     elastic_launch(config, run_worker)(request.entrypoint, Path(request.run_dir), console)
     del store
 
