@@ -26,6 +26,7 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
     StoreUnfit,
 )
+from spottrain.world.torch_limits import limit_of
 from spottrain_api.contract.lost_peers import is_lost_peer, lost_peer_sentence
 from spottrain_api.contract.reports import Failure, FailureReason
 from spottrain_runtime.wording import clause, place_of, sentence_of, traceback_tail
@@ -185,6 +186,8 @@ def _of_exception(error: BaseException, rank: int) -> Failure:
         message = UNUSED_PARAMETERS + where
     if isinstance(error, torch.OutOfMemoryError):
         message = clause(message) + OUT_OF_MEMORY
+    if (advice := limit_of(error)) is not None:
+        message = f"{clause(message)}. {advice}"
     tail = traceback_tail(_of_the_script(error.__traceback__))
     return Failure(reason=reason, message=message, exit_code=1, rank=rank, traceback=tail)
 
