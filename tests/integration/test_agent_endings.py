@@ -67,6 +67,24 @@ async def test_a_worker_killed_by_a_signal_is_reported_as_killed(pods: Pods, ope
     assert (failure.reason, failure.exit_code) == (FailureReason.KILLED, -9)
 
 
+async def test_a_killed_worker_is_reported_though_its_peer_does_not_end(pods: Pods, operator: FakeOperator) -> None:
+    """As inside a collective, where no Python handler of SIGTERM runs."""
+    pods.start("a")
+    await pods.warm()
+    script = """
+        import os, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+    """
+    await operator.assign(pods.generation(1, pods.script(script), ["a"], processes_per_node=2))
+    await operator.wait_for_phase(AgentPhase.FAILED, 1, ["a"], seconds=20)
+    failure = operator.reports["a"].failure
+    assert failure is not None
+    assert (failure.reason, failure.rank, failure.exit_code) == (FailureReason.KILLED, 1, -9)
+
+
 @pytest.mark.parametrize(
     ("torchrun_tells", "sentence"),
     [

@@ -47,6 +47,35 @@ assert not is_alive(child)
 """
 
 
+# The first thread ends, as at the end of a killed process with a GPU, and another one stays.
+ENDS_BUT_FOR_A_THREAD = """
+import ctypes, platform, sys, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+print("ready", flush=True)
+ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
+"""
+
+
+def end_but_for_a_thread() -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", ENDS_BUT_FOR_A_THREAD], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        process.stdout.readline()
+    return process
+
+
+async def test_a_zombie_whose_threads_live_is_alive_until_they_are_killed() -> None:
+    process = end_but_for_a_thread()
+    status = Path(f"/proc/{process.pid}/status")
+    await until(lambda: "Z (zombie)" in status.read_text())
+    assert is_alive(process.pid)
+    assert process.pid in descendants(os.getpid())
+    process.kill()
+    await until(lambda: not is_alive(process.pid))
+    assert process.pid not in descendants(os.getpid())
+    process.wait()
+
+
 def end_a_child(exit_code: int) -> int:
     """Fork a process that ends; its number, once it has."""
     pid = os.fork()

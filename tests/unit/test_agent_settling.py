@@ -1,6 +1,6 @@
 """How long torchrun gets to report how a rank has ended.
 
-torchrun reports a killed rank only after it has ended the node's other ranks, which may take 30 s.
+torchrun reports a killed rank only after it has ended the node's other ranks, which may take RANKS_END_SECONDS.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 import lone_member
 from spottrain_agent import generation_run
 from spottrain_agent.generation_run import SETTLE_BESIDE_OTHERS_SECONDS, SETTLE_SECONDS, GenerationRun
+from spottrain_agent.launcher import RANKS_END_SECONDS
 from spottrain_agent.records import (
     FILE_LAUNCHER,
     LauncherEnded,
@@ -73,9 +74,9 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 
 def test_a_killed_rank_has_not_succeeded_when_the_other_ends_well_meanwhile(node: Node) -> None:
     node.vanishes(1)
-    assert node.phase(after=18.0) is None
+    assert node.phase(after=9.0) is None
     node.ends(0)
-    assert node.phase(after=12.0) is None
+    assert node.phase(after=9.0) is None
     node.vanishes(0)
     node.torchrun_reports(1)
     assert node.phase(after=1.0) is AgentPhase.FAILED
@@ -83,7 +84,7 @@ def test_a_killed_rank_has_not_succeeded_when_the_other_ends_well_meanwhile(node
 
 @pytest.mark.parametrize(
     ("first", "seconds", "second"),
-    [(1, 30.0, 0), (0, 600.0, 1)],
+    [(1, RANKS_END_SECONDS, 0), (0, 600.0, 1)],
     ids=["and torchrun kills the other", "long after the other left"],
 )
 def test_a_rank_that_is_killed_has_not_succeeded(node: Node, first: int, seconds: float, second: int) -> None:

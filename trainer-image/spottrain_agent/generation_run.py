@@ -13,7 +13,7 @@ from importlib.machinery import all_suffixes
 from pathlib import Path
 
 from spottrain_agent import worker
-from spottrain_agent.launcher import LaunchRequest, torchrun_arguments
+from spottrain_agent.launcher import RANKS_END_SECONDS, LaunchRequest, torchrun_arguments
 from spottrain_agent.ports import interface_of
 from spottrain_agent.processes import Reaper, is_alive, send_signal
 from spottrain_agent.run_directory import RunDirectory
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 # After a worker has disappeared, torchrun gets this long to report its exit code. It looks every 0.1 s, or later on a
 # busy machine, and a rank that was killed must not count as one that has succeeded.
 SETTLE_SECONDS = 10.0
-# While other local ranks live, torchrun ends those first: it sends SIGTERM, and SIGKILL 30 s later.
-SETTLE_BESIDE_OTHERS_SECONDS = 40.0
+# While other local ranks live, torchrun ends those first: it sends SIGTERM, and then SIGKILL.
+SETTLE_BESIDE_OTHERS_SECONDS = SETTLE_SECONDS + RANKS_END_SECONDS
 RENDEZVOUS_STORE_TIMEOUT_SECONDS = 20.0
 RENDEZVOUS_STORE_RETRY_SECONDS = 0.01
 # By default, gloo listens on the address of the machine's name.

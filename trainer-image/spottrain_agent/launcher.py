@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # How long a member waits for the other members at the rendezvous store.
 RENDEZVOUS_TIMEOUT_SECONDS = 120
+# Ranks whose peer has failed can only say so.
+RANKS_END_SECONDS = 5
 
 
 class LaunchRequest(Message):
@@ -89,6 +91,22 @@ def run_launcher(request: LaunchRequest) -> int:
     return 0
 
 
+def _end_ranks_within(seconds: float) -> None:
+    """Make torchrun kill ranks that SIGTERM doesn't end so long after another rank has failed.
+
+    It reports the failed one after that. By itself it waits 30 s for a rank inside a collective, which runs no
+    handler of the signal.
+    """
+    from torch.multiprocessing.spawn import ProcessContext
+
+    join = ProcessContext._join_procs_with_timeout
+
+    def join_soon(self: ProcessContext, timeout: float) -> None:
+        join(self, min(timeout, seconds))
+
+    ProcessContext._join_procs_with_timeout = join_soon  # type: ignore[method-assign]
+
+
 def launch_config(torchrun_arguments: Sequence[str]) -> LaunchConfig:
     """What torchrun makes of its command line, as on a machine without GPUs.
 
@@ -124,6 +142,7 @@ def _run_torchrun(request: LaunchRequest, console: Console) -> None:
     from torch.distributed.launcher.api import elastic_launch
 
     config = launch_config(request.torchrun_arguments)
+    _end_ranks_within(RANKS_END_SECONDS)
     store = _serve_store(config) if config.rdzv_configs["rank"] == 0 else None
     elastic_launch(config, run_worker)(request.entrypoint, Path(request.run_dir), console)
     del store

@@ -13,6 +13,7 @@ import signal
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _MAX_UNCLAIMED = 64
@@ -21,8 +22,26 @@ _CLAIM_SECONDS = 30.0
 _RETRY_SECONDS = 0.02
 
 
-def _stat(pid: int | str) -> tuple[str, int] | None:
-    """State letter and parent of a process, or None if there is no such process.
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    """What the kernel says of a process.
+
+    Attributes:
+        state: Letter of the state of its first thread.
+    """
+
+    state: str
+    parent: int
+    num_threads: int
+
+    @property
+    def runs(self) -> bool:
+        """Whether any thread does. A zombie's others may, and hold the memory of its GPU until they have ended."""
+        return self.state not in "ZX" or self.num_threads > 1
+
+
+def _stat(pid: int | str) -> _Stat | None:
+    """What the kernel says of a process, or None if there is no such process.
 
     One that /proc hides (mount option hidepid) isn't ours.
     """
@@ -33,11 +52,11 @@ def _stat(pid: int | str) -> tuple[str, int] | None:
         return None
     # The name in parentheses may itself contain spaces and parentheses.
     fields = text.rpartition(")")[2].split()
-    return fields[0], int(fields[1])
+    return _Stat(fields[0], int(fields[1]), int(fields[17]))
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process still runs. A zombie doesn't.
+    """Whether the process still runs. A zombie without other threads doesn't.
 
     One that can't be looked at now, as without a free file descriptor, counts as running.
     """
@@ -45,7 +64,7 @@ def is_alive(pid: int) -> bool:
         stat = _stat(pid)
     except OSError:
         return True
-    return stat is not None and stat[0] not in "ZX"
+    return stat is not None and stat.runs
 
 
 def descendants(root: int) -> list[int]:
@@ -53,8 +72,8 @@ def descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         stat = _stat(name) if name.isdecimal() else None
-        if stat is not None and stat[0] not in "ZX":
-            children.setdefault(stat[1], []).append(int(name))
+        if stat is not None and stat.runs:
+            children.setdefault(stat.parent, []).append(int(name))
     return list(_walk(root, children))
 
 
