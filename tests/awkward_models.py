@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.prune import l1_unstructured
 from torch.utils.checkpoint import checkpoint
 
 GLOBAL_BATCH, MICRO_BATCH, WIDTH, STEPS_A_WORLD = 12, 2, 4, 2
@@ -35,12 +36,19 @@ class BatchNorm(Awkward):
 
 
 class Buffers(Awkward):
-    """Buffers of several types; one follows the samples and is replaced, and others are not saved or have no size."""
+    """Buffers of several types; one follows the samples and is replaced, and others are not saved or have no size.
+
+    Some share memory, or have their elements in another order. These are only read: moving a model to a device parts
+    them.
+    """
 
     mean: torch.Tensor
     seen: torch.Tensor
     mask: torch.Tensor
     scale: torch.Tensor
+    whole: torch.Tensor
+    part: torch.Tensor
+    turned: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,37 +60,19 @@ class Buffers(Awkward):
         self.register_buffer("nothing", torch.empty(0))
         self.register_buffer("scale", torch.full((WIDTH,), 0.5), persistent=False)
         self.register_buffer("none", None)
+        self.register_buffer("whole", torch.linspace(0, 1, 3 * WIDTH).view(3, WIDTH))
+        self.register_buffer("part", self.whole[1])
+        self.register_buffer("turned", torch.linspace(0, 1, 2 * WIDTH).view(WIDTH, 2).t())
         self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
         self.head = nn.Linear(WIDTH, 1)
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
         self.seen += len(x)
         self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(dim=0)
-        x = (x - self.mean) * self.scale * self.mask
+        x = (x - self.mean) * self.scale * self.mask + self.part * self.turned[1]
         for block in self.blocks:
             x = torch.tanh(block(x))
         return self.head(x)
-
-
-class BufferViews(Awkward):
-    """Buffers that share memory with others, or whose elements are not in order.
-
-    They are only read: moving a model to a device parts them.
-    """
-
-    whole: torch.Tensor
-    part: torch.Tensor
-    turned: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("whole", torch.linspace(0, 1, 3 * WIDTH).view(3, WIDTH))
-        self.register_buffer("part", self.whole[1])
-        self.register_buffer("turned", torch.linspace(0, 1, 2 * WIDTH).view(WIDTH, 2).t())
-        self.head = nn.Linear(WIDTH, 1)
-
-    def predict(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(x * self.whole.sum(dim=0) + self.part * self.turned[1])
 
 
 class Tied(Awkward):
@@ -190,22 +180,8 @@ class UsedTwice(Awkward):
         return self.head(x * self.scale)
 
 
-class NoParameters(Awkward):
-    """A list in which some blocks have no parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Identity()])
-        self.head = nn.Linear(WIDTH, 1)
-
-    def predict(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
 class Scalars(Awkward):
-    """Parameters without dimensions, also in a block, and one with a single element."""
+    """Parameters without dimensions, also in a block, one with a single element, and blocks without parameters."""
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -220,7 +196,7 @@ class Scalars(Awkward):
         super().__init__()
         self.temperature = nn.Parameter(torch.tensor(0.9))
         self.one = nn.Parameter(torch.tensor([0.1]))
-        self.blocks = nn.ModuleList(self.Block() for _ in range(2))
+        self.blocks = nn.ModuleList([self.Block(), nn.Tanh(), self.Block(), nn.Identity()])
         self.head = nn.Linear(WIDTH, 1)
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
@@ -235,6 +211,21 @@ class Parametrized(Awkward):
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([spectral_norm(nn.Linear(WIDTH, WIDTH)), nn.Linear(WIDTH, WIDTH)])
+        self.head = nn.Linear(WIDTH, 1)
+
+    def predict(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.head(x)
+
+
+class Pruned(Awkward):
+    """A weight that is computed from a parameter and a mask before each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)])
+        l1_unstructured(self.blocks[0], "weight", amount=0.5)
         self.head = nn.Linear(WIDTH, 1)
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
@@ -262,16 +253,15 @@ class Checkpointed(Awkward):
 MODELS: dict[str, Callable[[], Awkward]] = {
     "batch norm": BatchNorm,
     "buffers": Buffers,
-    "buffer views": BufferViews,
     "tied": Tied,
     "dropout": Dropout,
     "doubles": Doubles,
     "frozen": Frozen,
     "unused": Unused,
     "used twice": UsedTwice,
-    "no parameters": NoParameters,
     "scalars": Scalars,
     "parametrized": Parametrized,
+    "pruned": Pruned,
     "checkpointed": Checkpointed,
 }
 

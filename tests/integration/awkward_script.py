@@ -138,13 +138,13 @@ def train_with_accelerate(session: spottrain.Session, model: Awkward, **plugins:
     return loop.training
 
 
-def train_with_accelerates_fsdp(session: spottrain.Session, model: Awkward, *, reshards: bool) -> Training:
+def train_with_accelerates_fsdp(session: spottrain.Session, model: Awkward) -> Training:
     from accelerate import FullyShardedDataParallelPlugin
 
     wrapped = {type(child).__name__ for name, child in model.named_modules() if name in ("blocks.0", "layers.0")}
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
-        reshard_after_forward=reshards,
+        reshard_after_forward=False,
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=sorted(wrapped),
     )
@@ -155,8 +155,7 @@ LOOPS: dict[str, Callable[[spottrain.Session, Awkward], Training]] = {
     "transformers": train_with_transformers,
     "lightning": train_with_lightning,
     "accelerate": train_with_accelerate,
-    "accelerate fsdp": lambda session, model: train_with_accelerates_fsdp(session, model, reshards=True),
-    "accelerate fsdp kept": lambda session, model: train_with_accelerates_fsdp(session, model, reshards=False),
+    "accelerate fsdp kept": train_with_accelerates_fsdp,
 }
 # The job's strategy and settings under this library's own loop.
 ENGINES: dict[str, dict[str, Any]] = {
