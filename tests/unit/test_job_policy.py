@@ -31,6 +31,7 @@ USED = {
     "podTemplate.volumes[].persistentVolumeClaim": "each.?persistentVolumeClaim.?claimName",
     "podTemplate.volumes[].ephemeral": "has(each.ephemeral)",
     "podTemplate.volumes[].csi": "each.?csi.?driver",
+    "podTemplate.runtimeClassName": "template.?runtimeClassName",
     "podTemplate.resourceClaims": "template.?resourceClaims",
     "podTemplate.resourceClaims[].resourceClaimName": "each.?resourceClaimName",
     "podTemplate.resourceClaims[].resourceClaimTemplateName": "each.?resourceClaimTemplateName",

@@ -42,13 +42,13 @@ class Outage:
         self.is_followed_by_notice = False
         monkeypatch.setattr("spottrain.checkpoint.checkpointer.fence", self.fence)
 
-    def fence(self, *arguments: Any) -> Head:
+    def fence(self, *arguments: Any, **options: Any) -> Head:
         if self.tries_left:
             self.tries_left -= 1
             if self.is_followed_by_notice:
                 signal.raise_signal(signal.SIGTERM)
             raise StorageUnavailable("the store does not answer")
-        return fence(*arguments)
+        return fence(*arguments, **options)
 
 
 @pytest.fixture
