@@ -26,6 +26,7 @@ from spottrain_api.contract.names import (
     LABEL_LEADER,
     TAINT_PREEMPTION,
 )
+from spottrain_api.contract.nodes import LABEL_SHUTDOWN_GRACE
 from spottrain_operator.kube.lease import LEASE_NAME
 
 pytestmark = pytest.mark.cluster
@@ -361,6 +362,7 @@ def test_the_watcher_marks_its_own_node_and_no_more(site: Site, watcher: Any) ->
     assert own in watcher("other", NOTICE)
     assert own in watcher("mine", NOTICE, token=watcher.of_nobody)
     assert watcher("mine", NOTICE | {"spec": {"taints": [DEDICATED, OURS]}}) == ""
+    assert watcher("mine", {"metadata": {"labels": {LABEL_SHUTDOWN_GRACE: "105"}}}) == ""
     for case, (change, sentence) in BAD_PATCHES.items():
         assert sentence in watcher("mine", change), case
 
