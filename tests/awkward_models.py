@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,15 +16,16 @@ CLIP = 1.0
 Sample = dict[str, torch.Tensor]
 
 
-class Awkward(nn.Module):
+class Awkward(nn.Module, ABC):
     """A model that returns its loss, as those of Hugging Face do."""
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """`x` has the shape `(batch, WIDTH)`, `labels` `(batch,)`."""
         return {"loss": (self.predict(x).squeeze(1) - labels).square().mean()}
 
+    @abstractmethod
     def predict(self, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        """The predictions, of shape `(batch, 1)`."""
 
 
 class BatchNorm(Awkward):

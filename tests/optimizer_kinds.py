@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
@@ -19,13 +20,17 @@ from torch.utils._pytree import tree_map
 Parameters = list[nn.Parameter]
 
 
-class Own(Optimizer):
-    """Steps parameter by parameter, by `update`, with the options of its group."""
+class WithOptions(Optimizer):
+    """Has the options of its class in each group."""
 
     options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, parameters: Iterable[Any], lr: float = 0.01) -> None:
         super().__init__(parameters, {"lr": lr, **self.options})
+
+
+class Own(WithOptions, ABC):
+    """Steps parameter by parameter, by `update`, with the options of its group."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -38,8 +43,9 @@ class Own(Optimizer):
     def begin(self, group: dict[str, Any]) -> None:
         """Once for each group of a step."""
 
+    @abstractmethod
     def update(self, parameter: Any, gradient: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Update one parameter and its state in place."""
 
 
 class Lion(Own):
@@ -254,7 +260,7 @@ class Galore(Own):
         parameter.sub_(gradient, alpha=group["lr"])
 
 
-class OfRank(Own):
+class OfRank(WithOptions):
     """Shards its state over the ranks by itself: each updates its own parameters, and all exchange the weights."""
 
     @torch.no_grad()
