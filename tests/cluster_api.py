@@ -78,12 +78,12 @@ class ClusterApi:
 
     def has(self, kind: str, name: str, namespace: str = "default") -> bool:
         """Whether there is such an object."""
-        found = _unless(404, lambda: self.get(kind, name, namespace))
+        found = _unless((404,), lambda: self.get(kind, name, namespace))
         return found is not None
 
     def serves(self, *kinds: str) -> bool:
         """Whether it has these kinds."""
-        return all(_unless(404, partial(self.list, kind)) is not None for kind in kinds)
+        return all(_unless((404,), partial(self.list, kind)) is not None for kind in kinds)
 
     def create(self, content: Object, namespace: str = "default", *, kept: bool = True, **query: str) -> Any:
         """Create an object, which is only tried if it isn't `kept`.
@@ -133,9 +133,9 @@ class ClusterApi:
         self._call("DELETE", _path(kind, namespace), options)
 
     def log(self, pod: str, namespace: str = "default", **query: str) -> str:
-        """What a container of a pod has printed so far; empty if it hasn't begun."""
+        """What a container of a pod has printed so far; empty before it begins, or before its node knows the pod."""
         path = f"{_path('pod', namespace, pod)}/log"
-        return str(_unless(400, lambda: self._call("GET", path, query=query, is_text=True)) or "")
+        return str(_unless((400, 404), lambda: self._call("GET", path, query=query, is_text=True)) or "")
 
     def token(self, account: str, namespace: str, *, audience: str = "", pod: str = "", uid: str = "") -> str:
         """A token of a service account: for an audience instead of the API server, bound to a pod, or both."""
@@ -193,14 +193,14 @@ def refusal(request: Callable[[], object]) -> str:
     return ""
 
 
-def _unless(status: int, request: Callable[[], Any]) -> Any:
-    """The answer, or None if the API server answers with this status."""
+def _unless(statuses: tuple[int, ...], request: Callable[[], Any]) -> Any:
+    """The answer, or None if the API server answers with one of these statuses."""
     from kubernetes.client import ApiException
 
     try:
         return request()
     except ApiException as error:
-        if error.status != status:
+        if error.status not in statuses:
             raise
         return None
 
