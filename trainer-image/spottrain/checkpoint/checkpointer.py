@@ -13,17 +13,17 @@ from pydantic import TypeAdapter
 
 from spottrain.checkpoint.background import BackgroundThread
 from spottrain.checkpoint.collectives import Collectives, result_or_error
-from spottrain.checkpoint.errors import CheckpointError, SaveFailed
+from spottrain.checkpoint.errors import SaveFailed
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.attempt import Attempt
 from spottrain.checkpoint.format.commits import Commit, Head
-from spottrain.checkpoint.format.dcp import RankPlan
 from spottrain.checkpoint.format.head import fence
 from spottrain.checkpoint.format.manifest import Receipt
 from spottrain.checkpoint.loading.loader import Loaded, Loader, Room
 from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.checkpoint.saving.alike import Alike, Path
 from spottrain.checkpoint.saving.committer import Committer
+from spottrain.checkpoint.saving.comparison import Comparison
 from spottrain.checkpoint.saving.frozen import FrozenWeights
 from spottrain.checkpoint.saving.known_plan import KnownPlan
 from spottrain.checkpoint.saving.parts import Agreement, Parts, StagedPart
@@ -31,6 +31,7 @@ from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.saving.save_handle import SaveHandle, was_committed
 from spottrain.checkpoint.saving.save_task import SaveTask
 from spottrain.checkpoint.saving.staging import StagingBuffer
+from spottrain.checkpoint.saving.trial import Trial
 from spottrain.checkpoint.saving.upload import Upload
 from spottrain.checkpoint.saving.writer import WriterProcess
 from spottrain.checkpoint.stores.storage import CheckpointStorage
@@ -93,7 +94,8 @@ class Checkpointer:
         self._upload = Upload(storage, writer, rank=rank)
         self._background = BackgroundThread("checkpoint")
         self._plan = KnownPlan(rank=rank, group=self._group)
-        self._tried: tuple[RankPlan, SaveHandle] | None = None
+        self._comparison = Comparison(self._collectives, self._plan, self._frozen, self._group)
+        self._trial = Trial()
         self._current: SaveHandle | None = None
         self.has_rebuilt_head = False
         """Whether `latest` found HEAD missing or damaged, so that it was rebuilt."""
@@ -183,12 +185,7 @@ class Checkpointer:
 
         parts = self._collectives.together(work)
         every = Alike.of(parts.tensors, parts.tree, parts.extra, alike)
-        (outdated, unwritten), _, is_alike = self._collectives.agree(
-            self._plan.is_outdated(parts.trained),
-            self._frozen.is_unwritten(parts.frozen),
-            digest=self._digest(every),
-        )
-        self._check_alike(every, is_alike)
+        outdated, unwritten = self._comparison.ahead(parts, every)
         # The save under way may be the one that writes them.
         if unwritten and self._current is None and (new := self._frozen.agree(parts.frozen)):
             self._frozen.prepare(new)
@@ -363,28 +360,8 @@ class Checkpointer:
         found = result_or_error(
             lambda: (Parts.of(state, frozen, extra, rank_state, alike, self._frozen), self._is_unsaved(unless_saved))
         )
-        trained, once, wanted, digest = codec.Tensors(), codec.Tensors(), False, 0
         is_busy = self._current is not None and not self._current.done
-        if not isinstance(found, CheckpointError):
-            trained, once, wanted = found[0].trained, found[0].frozen, found[1]
-            digest = 0 if is_busy else self._digest(found[0].alike)
-        # The ranks finish their parts at different times, so they have to agree on what to do. They exchange one
-        # message for that, before they copy: a rank that has copied starts to write, and on busy processors that
-        # slows down the copies of the others.
-        (failed, busy, wanted, outdated, unwritten), token, is_alike = self._collectives.agree(
-            failed := isinstance(found, CheckpointError),
-            is_busy,
-            wanted,
-            failed or self._plan.is_outdated(trained),
-            self._frozen.is_unwritten(once),
-            digest=digest,
-        )
-        parts, _ = self._collectives.unless_failed(found, failed)
-        if wanted and not busy:
-            self._check_alike(parts.alike, is_alike)
-        return parts, Agreement(
-            is_busy=busy, is_wanted=wanted, is_outdated=outdated, has_unwritten=unwritten, token=token
-        )
+        return self._comparison.of_save(found, is_busy=is_busy)
 
     def _stage(
         self,
@@ -429,28 +406,13 @@ class Checkpointer:
                 frozen=frozen_part,
                 tree=parts.tree,
                 extra=parts.extra,
-                is_tried=is_in_background and not self._was_tried(plan, handle),
+                is_tried=is_in_background and self._trial.is_due(plan, handle),
             ),
             upload=self._upload,
             committer=self._committer,
             receipts_timeout_seconds=receipts_timeout_seconds or self._receipts_timeout_seconds,
             is_followed_by_clean_up=is_in_background,
         )
-
-    def _was_tried(self, plan: RankPlan, handle: SaveHandle) -> bool:
-        """Whether a save by this plan was tried. If not, this one is."""
-        tried = self._tried is not None and self._tried[0] is plan and self._tried[1].error is None
-        if not tried:
-            self._tried = plan, handle
-        return tried
-
-    def _digest(self, alike: Alike) -> int:
-        return alike.digest() if self._group is not None else 0
-
-    def _check_alike(self, alike: Alike, is_alike: bool) -> None:
-        """Raise RanksDiffer unless the ranks have the same. A collective. `is_alike`: the digests are equal."""
-        if self._group is not None and not (is_alike and alike.shards_are_alike(self._group)):
-            alike.raise_difference(self._group)
 
     def _is_unsaved(self, step: int | None) -> bool:
         """Whether to save this step, as rank 0 sees it: the other ranks don't know.
