@@ -21,7 +21,7 @@ import spottrain
 from spottrain import schedules
 from spottrain.data.batch import BatchPlan
 from spottrain.loop.foreign_loop import ForeignLoop
-from spottrain.recovery.training_state import Stateful
+from spottrain.recovery.script_parts import Stateful
 
 WITH_EXAMPLES: dict[str, Any] = {
     "session": spottrain.session,

@@ -160,12 +160,18 @@ class Sent:
 
 
 def test_a_replica_is_without_what_it_cannot_hold(storage: HangingStorage) -> None:
-    tensors = {"optimizer": {"state": {"good": {"m": torch.ones(2)}, "bad": {"m": object()}}}}
-    extra = {"stateful": {"good": {"n": 1}, "bad": {"n": object()}}}
+    tensors = {
+        "optimizer": {"state": {"good": {"m": torch.ones(2)}, "bad": {"m": object()}}},
+        "stateful.good": {"n": 1},
+        "stateful.bad": {"n": object()},
+    }
+    extra = {"stateful": ["good", "bad"], "records": {"times": {"n": 1}, "names": {"n": object()}}}
     state = cast(Any, SimpleNamespace(tensors=lambda: tensors, extra=lambda: extra))
     saver, sent = saver_to(storage, slow_seconds=0.0), Sent()
     saver.replicas = cast(Any, sent)
     saver.replicate(state, 3)
     [(found, values)] = sent.values
     assert found["optimizer"]["state"].keys() == {"good"}
-    assert values["stateful"] == {"good": {"n": 1}}
+    assert {"stateful.good", "stateful.bad"} & found.keys() == {"stateful.good"}
+    assert values["stateful"] == ["good"]
+    assert values["records"] == {"times": {"n": 1}}

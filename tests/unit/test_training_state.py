@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import (
     LambdaLR,
@@ -55,6 +57,41 @@ def test_variables_of_the_script_are_committed_and_restored(strategy: str, tmp_p
     assert (again.loss, again.steps) == (0.25, (1, 2))
 
 
+class Buffer:
+    """A replay buffer of 4 MiB, with an average in shards beside it if `weights` are."""
+
+    def __init__(self, weights: torch.Tensor | None = None) -> None:
+        self.arrays = {"seen": np.zeros((1 << 16, 8), np.float32), "empty": np.zeros((0, 3))}
+        self.average = None if weights is None else torch.zeros_like(weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"arrays": self.arrays, "half": torch.zeros(1 << 20, dtype=torch.bfloat16), "average": self.average}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.arrays, self.average = state_dict["arrays"], state_dict["average"]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_variables_of_the_script_may_be_large_and_in_shards(strategy: str, tmp_path: Path) -> None:
+    found = []
+    for last in (2, 4):
+        buffer = Buffer()
+        with spottrain.session(strategy=strategy, global_batch=4, checkpoint_uri=f"file://{tmp_path}") as session:
+            training = session.prepare(
+                nn.Linear(4, 1), optimizer=sgd, dataset=[torch.ones(4)] * 8, stateful={"buffer": buffer}
+            )
+            [weight, _] = training.model.parameters()
+            buffer.average = torch.zeros_like(weight)
+            for step in training.steps(total=last):
+                found.append((buffer.arrays["seen"][:, 0].sum(), type(buffer.average), buffer.arrays["empty"].shape))
+                for batch in step.micro_batches():
+                    step.backward(training.model(batch).sum())
+                step.update()
+                buffer.arrays["seen"][:, 0] = step.number
+    kind = DTensor if strategy == "fsdp" else torch.Tensor
+    assert found[2] == (2 * (1 << 16), kind, (0, 3))
+
+
 def test_a_commit_without_variables_of_the_script_says_that_they_start_afresh(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,7 +114,7 @@ def test_variables_of_the_script_with_another_structure_are_refused(
     ("stateful", "said"),
     [
         pytest.param({"best": {"loss": 1.0}}, "best (dict) has no state_dict and load_state_dict", id="dict"),
-        pytest.param({"best": Best(math.inf, {1})}, "'best.steps' is a builtins.set", id="set"),  # type: ignore[arg-type]
+        pytest.param({"best": Best(math.inf, {1})}, "'stateful.best.steps' is a builtins.set", id="set"),  # type: ignore[arg-type]
         pytest.param({"stability": Best()}, "the name stability is taken", id="name"),
     ],
 )

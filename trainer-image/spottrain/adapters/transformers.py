@@ -27,7 +27,7 @@ from spottrain.data import random_state
 from spottrain.loop.acceptance import check_dataset
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session
-from spottrain.recovery.training_state import Stateful
+from spottrain.recovery.script_parts import Stateful
 from spottrain.world.failures import UserError
 
 # Fields of TrainerState that belong to the run. The others follow from the arguments of this generation.

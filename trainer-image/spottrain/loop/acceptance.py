@@ -24,7 +24,8 @@ from spottrain.checkpoint.format import codec
 from spottrain.data.loader import OPTIONS, Data
 from spottrain.data.order import DataOrder
 from spottrain.engines.optimizer_state import state_dict_of
-from spottrain.recovery.training_state import STABILITY, Stateful, schedule_state
+from spottrain.recovery.script_parts import Stateful, states_of
+from spottrain.recovery.training_state import STABILITY, schedule_state
 from spottrain.world.failures import UserError, as_user_errors
 
 _WRAPPERS = (DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel, FSDPModule)
@@ -231,12 +232,12 @@ def check_stateful(stateful: Mapping[str, Stateful]) -> None:
                 f"stateful: {name} ({type(part).__name__}) has no state_dict and load_state_dict, which save and "
                 "restore it; write a small class with both around the values"
             )
-        _check_state({name: part.state_dict()})
+        _check_state(states_of({name: part}))
 
 
 def _check_state(state: dict[str, Any]) -> None:
     try:
-        codec.encode(state)
+        codec.split(state)
     except UnsupportedState as error:
         raise UserError(str(error)) from error
 

@@ -42,7 +42,8 @@ from spottrain.recovery.interval import CommitInterval
 from spottrain.recovery.open_store import open_store
 from spottrain.recovery.peft_adapters import peft_adapters
 from spottrain.recovery.recovery import Recovery
-from spottrain.recovery.training_state import STABILITY, Stateful, TrainingState, model_config
+from spottrain.recovery.script_parts import Stateful
+from spottrain.recovery.training_state import STABILITY, TrainingState, model_config
 from spottrain.world.drain import DrainFlag
 from spottrain.world.failures import Drained, UserError, as_user_errors
 from spottrain.world.launch import Launch, barrier, join_world, process_started_at
@@ -136,7 +137,7 @@ class Session:
             loader: More arguments of torch's DataLoader: prefetch_factor, pin_memory, worker_init_fn,
                 multiprocessing_context, timeout.
             stateful: The script's own variables, by a name for each: every commit holds them, and a resume restores
-                them. Their states are plain values and small tensors, the same on all ranks.
+                them. Their states are plain values and tensors, the same on all ranks or in shards (DTensors).
             deepspeed_config: DeepSpeed's JSON configuration, as content or path, for the strategy deepspeed. Leave
                 out the settings that the job decides, or let them agree with it.
 

@@ -21,6 +21,7 @@ from spottrain.loop.acceptance import checked_total
 from spottrain.loop.stability import StabilityGuard, StepDecision
 from spottrain.loop.step import LossMeter, Step
 from spottrain.recovery.recovery import Recovery
+from spottrain.recovery.script_parts import PREFIX
 from spottrain.recovery.store_retries import may_succeed_later
 from spottrain.recovery.training_state import STABILITY, TrainingState
 from spottrain.world.failures import Drained, UserError, start_error
@@ -247,7 +248,7 @@ class Training:
             # At a drain meanwhile, the newest commit stands: training would go back to it anyway.
             loaded = self._restorer.roll_back(self._state, sleep=self._context.sleep)
         if loaded is not None:
-            guard.rolled_back(self.step + 1, loaded.step, loaded.extra["stateful"].get(STABILITY))
+            guard.rolled_back(self.step + 1, loaded.step, loaded.state.get(f"{PREFIX}{STABILITY}"))
             done = f"Training rolled back to the commit at step {loaded.step}, and continues with the next samples."
         else:
             guard.skipped()

@@ -124,7 +124,7 @@ class StateRestorer:
         if newest is not None and (found.step <= newest.step or found.generation < newest.generation):
             return None
         try:
-            loaded = checkpointer.load_replica(state.engine.room, self.replicas, found, frozen=state.frozen())
+            loaded = checkpointer.load_replica(state.room, self.replicas, found, frozen=state.frozen())
         except CheckpointError as error:
             if newest is None:  # some tensors may be filled already, and there is no commit to fill them from
                 raise StorageUnavailable(
@@ -165,7 +165,7 @@ class StateRestorer:
 
     def _load(self, checkpointer: Checkpointer, newest: Commit, state: TrainingState) -> Loaded:
         """The newest commit that is not damaged; `newest` is set to it."""
-        room, frozen = state.engine.room, state.frozen()
+        room, frozen = state.room, state.frozen()
         try:
             return checkpointer.load(room, newest, frozen=frozen)
         except CorruptCheckpoint as error:

@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,11 +18,21 @@ from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.loading.loader import Loaded
 from spottrain.data import random_state
 from spottrain.engines.engine import Engine
+from spottrain.recovery.script_parts import (
+    PREFIX,
+    Stateful,
+    load_part,
+    load_parts,
+    room_for,
+    states_of,
+    unfit_parts,
+    without,
+)
 from spottrain_api.contract.reports import StrategyChoice
 
 # Key under which a commit holds the strategy that `strategy: auto` chose.
 STRATEGY = "strategy"
-# Key under which its `stateful` holds the state of the guard of `stability`.
+# Name of the part of the run that is the guard of `stability`.
 STABILITY = "stability"
 # Parts of a schedule's state that say where it is.
 _POSITION = ("last_epoch", "_step_count")
@@ -31,31 +41,6 @@ _OPTIONS = ("lr", "weight_decay", "betas", "momentum", "eps")
 
 Options = Sequence[Mapping[str, Any]]
 """Options of each group of an optimizer: numbers and tuples of numbers. Some optimizers have None for a rate."""
-
-
-class Stateful(Protocol):
-    """A part of a run with a state of its own.
-
-    Variables of the script are such a part, and so are those of a framework.
-
-    Example:
-        >>> import math
-        >>> class Best:
-        ...     def __init__(self):
-        ...         self.loss, self.step = math.inf, 0
-        ...     def state_dict(self):
-        ...         return vars(self)
-        ...     def load_state_dict(self, state):
-        ...         vars(self).update(state)
-    """
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state, in plain values: numbers, strings, lists, dicts and small tensors."""
-        ...
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Restore what `state_dict` returned before a commit."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +76,16 @@ class TrainingState:
     records: frozenset[str] = frozenset()
 
     def tensors(self) -> dict[str, Any]:
-        """Model and optimizer in the form that DCP expects, with their shards."""
-        return self.engine.state()
+        """Model, optimizer and the script's parts in the form that DCP expects, with their shards."""
+        return {**self.engine.state(), **states_of(self._parts())}
+
+    def room(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """A state to load a commit into: see `Engine.room`."""
+        return {**self.engine.room(saved), **room_for(self._parts(), saved)}
+
+    def _parts(self) -> dict[str, Stateful]:
+        """The parts that are the same on all ranks."""
+        return {name: part for name, part in self.stateful.items() if name not in self.records}
 
     def frozen(self) -> set[str]:
         """Names of the tensors that are not trained, as in the checkpointer."""
@@ -107,7 +100,8 @@ class TrainingState:
             "model_config": self.model_config,
             "engine": self.engine_name,
             "total_steps": self.total_steps,
-            "stateful": {name: part.state_dict() for name, part in self.stateful.items()},
+            "stateful": list(self.stateful),
+            "records": {name: self.stateful[name].state_dict() for name in self.records},
         }
         if self.peft is not None:
             extra["peft"] = self.peft
@@ -117,8 +111,7 @@ class TrainingState:
 
     def alike(self) -> list[tuple[str, ...]]:
         """Where `extra` has values that are the same on all ranks."""
-        parts = [("stateful", name) for name in self.stateful if name not in self.records]
-        return [("identity",), ("scheduler",), ("total_steps",), *parts]
+        return [("identity",), ("scheduler",), ("total_steps",)]
 
     def restore(self, loaded: Loaded, scripts: Options, *, seed: int, rank: int) -> None:
         """Restore a commit, and the random numbers. A collective.
@@ -135,10 +128,10 @@ class TrainingState:
         self.engine.load_state(loaded.state)
         if self.scheduler is not None and loaded.extra["scheduler"] is not None:
             self._load_schedule(self.scheduler, loaded, scripts)
-        for name, saved in loaded.extra["stateful"].items():
-            if name in self.stateful:
-                advice = "Let its load_state_dict take that state, too"
-                _load_part(f"{name} (stateful)", self.stateful[name], saved, loaded.step, advice=advice)
+        load_parts(self._parts(), loaded.state, loaded.step)
+        for name, saved in loaded.extra["records"].items():
+            if name in self.records:
+                load_part(name, self.stateful[name], saved, loaded.step, advice="Use the framework's version before")
         if loaded.rank_state is not None:
             random_state.restore(loaded.rank_state)
         else:
@@ -158,7 +151,7 @@ class TrainingState:
         before = self._other_schedule(loaded)
         if before is None:
             saved = _with_tensors(saved, scheduler.state_dict())
-            _load_part("the schedule", scheduler, saved, loaded.step, advice="Set the schedule back")
+            load_part("the schedule", scheduler, saved, loaded.step, advice="Set the schedule back")
             for each in _simple_schedules(scheduler):
                 groups = each.optimizer.param_groups
                 if each in scale_groups and all("initial_lr" in group for group in groups):
@@ -249,7 +242,7 @@ class TrainingState:
                 f"{type(self.scheduler).__name__} continues from there. The first step has the learning rate of the "
                 "checkpoint. A LambdaLR then follows its function; most others go on from that rate."
             )
-        new = self.stateful.keys() - loaded.extra["stateful"].keys() - {STABILITY}
+        new = self.stateful.keys() - set(loaded.extra["stateful"]) - {STABILITY}
         if new:
             yield (
                 f"The checkpoint at step {loaded.step} holds no state of {', '.join(sorted(new))} (stateful), which "
@@ -289,20 +282,22 @@ def what_fits(
     """What a commit can hold of a state after a save ended with `error`.
 
     Returns:
-        The tensors, without the optimizer's states of parameters that it can't hold; the values besides, without such
-        parts of `stateful`; and what that makes of the commit, None if nothing helps.
+        The tensors, without the parts of `stateful` and the optimizer's states of parameters that it can't hold; the
+        values besides, without such records; and what that makes of the commit, None if nothing helps.
     """
     if isinstance(error, RanksDiffer):
-        is_of_script = error.name.startswith("stateful.")
+        is_of_script = error.name.startswith(PREFIX)
         return tensors, extra, f"holds rank 0's {error.name} for all ranks" if is_of_script else None
-    parts = {name: state for name, state in extra["stateful"].items() if codec.is_storable(state)}
+    records = {name: state for name, state in extra["records"].items() if codec.is_storable(state)}
     states = tensors.get("optimizer", {}).get("state", {})
     fitting = {name: state for name, state in states.items() if _is_storable(state)}
-    left_out = [f"the state of {name} (stateful)" for name in extra["stateful"] if name not in parts]
+    parts = [*unfit_parts(tensors), *(extra["records"].keys() - records.keys())]
+    left_out = [f"the state of {name} (stateful)" for name in parts]
     left_out += [f"the optimizer's state of {name}" for name in states if name not in fitting]
     kept = {**tensors, "optimizer": {**tensors["optimizer"], "state": fitting}} if states else tensors
     change = f"is without {', '.join(left_out)}, which a resume would start afresh" if left_out else None
-    return kept, {**extra, "stateful": parts}, change
+    names = [name for name in extra["stateful"] if name not in parts]
+    return without(kept, parts), {**extra, "records": records, "stateful": names}, change
 
 
 def _is_storable(state: dict[str, Any]) -> bool:
@@ -311,16 +306,6 @@ def _is_storable(state: dict[str, Any]) -> bool:
     except UnsupportedState:
         return False
     return True
-
-
-def _load_part(what: str, part: Stateful, saved: dict[str, Any], step: int, *, advice: str) -> None:
-    try:
-        part.load_state_dict(saved)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointMismatch(
-            f"The checkpoint at step {step} holds a state of {what} that can't be loaded: {error!r}. {advice}, or "
-            "create a new job with a different checkpoint.uri."
-        ) from error
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +104,7 @@ def encode(value: Any) -> Json:
             raise UnsupportedState(
                 f"The tensor at {'.'.join(path) or 'its top'!r} is one too many: beside model and optimizer, a "
                 f"checkpoint stores tensors of {MAX_INLINE_BYTES >> 20} MiB in total. "
-                "Make large ones buffers of the model."
+                "Keep large ones in a part of the script's own (stateful)."
             )
         values = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
         data = values.reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -129,6 +129,15 @@ def join(tree: Json, tensors: Mapping[str, Any]) -> Any:
     if tag.startswith("$"):
         return _decode_tagged(tag, tree[tag], tensors)
     return {key: join(item, tensors) for key, item in tree.items()}
+
+
+def tensors_in(tree: Json) -> Iterator[str]:
+    """The names of the tensors to which a tree refers."""
+    if isinstance(tree, dict) and tree.keys() == {"$tensor"}:
+        yield tree["$tensor"]
+    elif isinstance(tree, dict | list):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from tensors_in(item)
 
 
 def _encode(

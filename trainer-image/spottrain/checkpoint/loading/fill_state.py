@@ -15,7 +15,7 @@ def filled(state: dict[str, Any], tensors: codec.Tensors, manifest: Manifest, pa
     """Fill the `tensors` of `state` in place.
 
     Returns:
-        The checkpoint's state, with these tensors in it.
+        The checkpoint's state, as far as `state` has keys for it, with these tensors in it.
 
     Raises:
         CheckpointMismatch: The checkpoint doesn't fit. Nothing was read, and `state` is as it was.
@@ -27,6 +27,8 @@ def filled(state: dict[str, Any], tensors: codec.Tensors, manifest: Manifest, pa
             f"The checkpoint at step {manifest.step} has no {unknown[0]!r}: a different strategy or an older script "
             "made it. Use that one, or create a new job with a different checkpoint.uri."
         )
-    load_tensors(tensors, manifest, parts)
-    found: dict[str, Any] = codec.join(manifest.tree, tensors)
+    tree = {key: manifest.tree[key] for key in state}
+    stored = {name: manifest.tensors[name] for name in codec.tensors_in(tree)}
+    load_tensors(tensors, manifest.model_copy(update={"tensors": stored}), parts)
+    found: dict[str, Any] = codec.join(tree, tensors)
     return found
