@@ -98,7 +98,7 @@ _GIVEN: dict[str, Any] = {
     "strategy": "auto",
     "precision": "bf16",
     "deepspeed": {"zeroStage": 3, "offloadOptimizer": True, "offloadParameters": True, "config": {"a": 1}},
-    "batch": {"global": 64, "micro": 4},
+    "batch": {"global": 64, "micro": 4, "multipleOf": 2},
     "seed": 7,
     "checkpoint": {
         "uri": "s3://bucket/run",
@@ -227,6 +227,8 @@ BROKEN_RULES: list[tuple[str, Any, str]] = [
     ("deepspeed", {"zeroStage": 0, "offloadOptimizer": True}, "deepspeed.offloadOptimizer needs zeroStage 1, 2 or 3"),
     ("deepspeed", {"zeroStage": 2, "offloadParameters": True}, "deepspeed.offloadParameters needs zeroStage 3"),
     ("batch.micro", 65, "batch.micro is larger than batch.global"),
+    ("batch.multipleOf", 3, "batch.global is not a multiple of batch.multipleOf"),
+    ("batch.micro", 1, "batch.micro is smaller than batch.multipleOf"),
     ("checkpoint.uri", "ftp://bucket/run", "checkpoint.uri: unknown scheme or no bucket"),
     ("checkpoint.uri", "s3://bucket/run?lr=1", "checkpoint.uri: contains ? or #"),
     ("checkpoint.endpointURL", "store:9000", "checkpoint.endpointURL: not an HTTP address"),

@@ -22,6 +22,7 @@ from spottrain_api.settings.choices import Strategy
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_cli.api_access import UserError
 from spottrain_cli.model_facts import count, read_config, size
+from spottrain_planner.batch_sizes import sizes_that_differ
 from spottrain_planner.deepspeed_json import user_json, zero_optimization
 from spottrain_planner.memory_estimate import DEEPSPEED, GIB, RUNTIME_BYTES, Estimate, ModelFacts, estimates, in_gib
 from spottrain_planner.refusals import refusals
@@ -211,6 +212,10 @@ def _verdict(training: PlannedJob, choice: Choice) -> Text:
         "opt CPU: the optimizer state is in the node's memory. all CPU: gradients and weights are there, too.",
         f"auto: {choice.reason}",
     ]
+    worlds = range(num_ranks, spec.nodes.max * processes + 1, processes)
+    differing = sizes_that_differ(spec.batch.global_, spec.batch.micro, worlds)
+    if differing is not None and spec.batch.multiple_of == 1:
+        says.append(differing)
     if smallest.sequence_length is None:
         says.append("Give --sequence-length to include activations.")
     named = training.named()

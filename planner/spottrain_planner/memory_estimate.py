@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 
 from spottrain_api.settings.choices import Precision, Strategy
+from spottrain_planner import batch_sizes
 
 GIB = 1 << 30
 DDP, FSDP, DEEPSPEED = Strategy.DDP.value, Strategy.FSDP.value, Strategy.DEEPSPEED.value
@@ -105,6 +106,7 @@ class Workload:
         fsdp_ranks: Number of ranks over which FSDP2 shards; the other ranks are replicas. None: all.
         fsdp_keeps_gathered: Whether FSDP2 keeps gathered parameters from forward to backward.
         global_batch: Samples of a step. None: those of one micro-batch of every rank.
+        multiple_of: A number of which the samples of a micro-batch are a multiple.
         built_in_place: Whether the model is built in the memory that it is trained in, as on ranks that compute on
             the CPU, and not on the host.
         zero_bucket, zero_live: Reduce_bucket_size and stage3_max_live_parameters of a DeepSpeed JSON, in elements.
@@ -121,6 +123,7 @@ class Workload:
     fsdp_ranks: int | None = None
     fsdp_keeps_gathered: bool = False
     global_batch: int | None = None
+    multiple_of: int = 1
     built_in_place: bool = False
     zero_bucket: int | None = None
     zero_live: int | None = None
@@ -138,8 +141,9 @@ class Workload:
     @property
     def num_micro_batches(self) -> int:
         """Micro-batches that a rank computes in a step, at most."""
-        share = -(-(self.global_batch or 1) // self.world_size)
-        return -(-share // self.micro_batch)
+        return batch_sizes.num_micro_batches(
+            self.global_batch or self.multiple_of, self.micro_batch, self.world_size, self.multiple_of
+        )
 
     @property
     def accumulates_for_replicas(self) -> bool:

@@ -45,8 +45,14 @@ def refusals(spec: TrainingJobSpec) -> list[str]:
             )
         },
         "batch.micro is larger than batch.global; lower micro or raise global": batch.micro > batch.global_,
-        "batch.global is below the largest world size (nodes.max times processesPerNode), which leaves a rank "
-        "without a sample; raise batch.global or lower nodes.max": batch.global_ < largest_world,
+        "batch.global is not a multiple of batch.multipleOf; change one of them": batch.global_ % batch.multiple_of,
+        "batch.micro is smaller than batch.multipleOf; raise micro or lower multipleOf": (
+            batch.micro < batch.multiple_of
+        ),
+        "batch.global is below the largest world size (nodes.max times processesPerNode) times batch.multipleOf, "
+        "which leaves a rank without a sample; raise batch.global or lower nodes.max": (
+            batch.global_ < largest_world * batch.multiple_of
+        ),
         "precision fp16 needs the strategy deepspeed, which scales the loss; set that strategy, or use bf16": (
             spec.precision is Precision.FP16 and spec.strategy is not Strategy.DEEPSPEED
         ),

@@ -61,6 +61,7 @@ class PlannedJob:
             fsdp_ranks=spec.processes_per_node if spec.fsdp.sharding is Sharding.HYBRID else None,
             fsdp_keeps_gathered=not spec.fsdp.reshard_after_forward,
             global_batch=spec.batch.global_,
+            multiple_of=spec.batch.multiple_of,
             zero_bucket=deepspeed_json.named_size(deepspeed, deepspeed_json.BUCKET),
             zero_live=deepspeed_json.named_size(deepspeed, deepspeed_json.LIVE),
         )

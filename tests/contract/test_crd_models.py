@@ -130,7 +130,7 @@ def test_a_minimal_job_gets_every_default() -> None:
     spec = TrainingJobSpec.model_validate(MINIMAL)
     assert spec.nodes.min == 1
     assert spec.run_policy.failure_budget == 3
-    assert spec.to_dict()["batch"] == {"global": 8, "micro": 1}
+    assert spec.to_dict()["batch"] == {"global": 8, "micro": 1, "multipleOf": 1}
 
 
 def resources_of(**limits: Any) -> Resources:

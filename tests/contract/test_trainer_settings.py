@@ -35,7 +35,7 @@ _GIVEN: dict[str, Any] = {
         "offloadParameters": True,
         "config": {"zero_optimization": {"stage3_prefetch_bucket_size": 7, "sub_group_size": None}},
     },
-    "batch": {"global": 96, "micro": 12},
+    "batch": {"global": 96, "micro": 12, "multipleOf": 4},
     "seed": 7,
     "checkpoint": {
         "uri": "s3://elsewhere/run",

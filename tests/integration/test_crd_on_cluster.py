@@ -165,6 +165,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "batch.global is below the largest world size (nodes.max times processesPerNode)",
     ),
     ("micro-above-global", {"batch": {"micro": 9}}, "batch.micro is larger than batch.global"),
+    ("multiple", {"batch": {"micro": 4, "multipleOf": 3}}, "batch.global is not a multiple of batch.multipleOf"),
+    ("micro-below-multiple", {"batch": {"multipleOf": 2}}, "batch.micro is smaller than batch.multipleOf"),
     ("unknown-strategy", {"strategy": "magic"}, 'supported values: "auto", "ddp", "fsdp"'),
     ("unknown-precision", {"precision": "fp7"}, 'supported values: "fp32", "bf16"'),
     ("fp16-without-deepspeed", {"precision": "fp16"}, "precision fp16 needs the strategy deepspeed"),

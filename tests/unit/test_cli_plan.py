@@ -64,6 +64,15 @@ def test_the_table_is_whole_in_a_terminal(parameters: str, columns: int, tmp_pat
         assert len([float(number) for number in numbers]) == len(parts) + 4, row
 
 
+@pytest.mark.parametrize("multiple_of", [1, 2])
+def test_sizes_of_micro_batches_that_depend_on_the_number_of_nodes_are_said(multiple_of: int, tmp_path: Path) -> None:
+    batch = {"global": 128, "micro": 16, "multipleOf": multiple_of}
+    arguments = ("--parameters", "350M", "--accelerator-memory", "80GiB")
+    output = in_one_line(run(tmp_path, *arguments, nodes={"min": 1, "max": 3}, batch=batch).output)
+    said = "Samples of a micro-batch: 16 at 4 and 8 ranks, 10 or 11 at 12 ranks. If the script needs a multiple of a"
+    assert (said in output) == (multiple_of == 1)
+
+
 def test_trillions_are_trillions(tmp_path: Path) -> None:
     result = run(tmp_path, "--parameters", "4T", "--accelerator-memory", "80GiB")
     assert "4 trillion parameters on 8 ranks" in in_one_line(result.output)

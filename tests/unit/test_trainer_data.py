@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from full_disk import NO_SPACE
@@ -15,6 +15,7 @@ from one_rank_runs import train
 from spottrain.data.audit import AuditHeader, AuditRecord, AuditWriter, read_audit
 from spottrain.data.batch import BatchPlan
 from spottrain.data.order import DataOrder
+from spottrain_planner.batch_sizes import micro_batch_sizes, sizes_that_differ
 
 sizes = st.integers(1, 300)
 seeds = st.integers(0, 2**64)
@@ -64,9 +65,16 @@ def test_an_empty_dataset_is_refused() -> None:
         DataOrder(num_samples=0)
 
 
-plans = st.builds(
-    BatchPlan, global_batch=st.integers(1, 60), micro_batch=st.integers(1, 12), world_size=st.integers(1, 17)
-)
+def plan_of(units: int, units_at_once: int, world_size: int, multiple_of: int) -> BatchPlan:
+    return BatchPlan(
+        global_batch=units * multiple_of,
+        micro_batch=units_at_once * multiple_of,
+        world_size=world_size,
+        multiple_of=multiple_of,
+    )
+
+
+plans = st.builds(plan_of, st.integers(1, 60), st.integers(1, 12), st.integers(1, 17), st.integers(1, 4))
 
 
 @given(plans, st.integers(0, 100))
@@ -85,15 +93,49 @@ def test_ranks_run_alike_and_no_micro_batch_is_too_large(plan: BatchPlan) -> Non
         micro_batches = plan.micro_batches(rank, 0)
         assert len(micro_batches) == plan.num_micro_batches
         assert all(1 <= len(micro.positions) <= plan.micro_batch for micro in micro_batches)
+        assert all(len(micro.positions) % plan.multiple_of == 0 for micro in micro_batches)
         assert [micro.is_last for micro in micro_batches] == [False] * (len(micro_batches) - 1) + [True]
-        assert abs(len(plan.share(rank)) - plan.global_batch / plan.world_size) < 1
+        assert abs(len(plan.share(rank)) - plan.global_batch / plan.world_size) < plan.multiple_of
 
 
 @given(plans)
 def test_the_micro_batches_of_a_rank_have_about_the_same_size(plan: BatchPlan) -> None:
     for rank in range(plan.world_size):
         sizes = [micro.num_samples for micro in plan.micro_batches(rank, 0)]
-        assert max(sizes) - min(sizes) <= 1
+        assert max(sizes) - min(sizes) <= plan.multiple_of
+
+
+@given(plans)
+def test_the_sizes_that_are_said_are_those_of_the_micro_batches(plan: BatchPlan) -> None:
+    assume(plan.multiple_of == 1)
+    sizes = {micro.num_samples for rank in range(plan.world_size) for micro in plan.micro_batches(rank, 0)} - {0}
+    assert micro_batch_sizes(plan.global_batch, plan.micro_batch, plan.world_size) == tuple(sorted(sizes))
+
+
+@pytest.mark.parametrize(("world_size", "sizes"), [(2, {16}), (3, {14, 16}), (5, {12, 14})])
+def test_mixup_has_even_micro_batches_at_any_number_of_ranks(world_size: int, sizes: set[int]) -> None:
+    plan = BatchPlan(global_batch=128, micro_batch=16, world_size=world_size, multiple_of=2)
+    assert {len(each.positions) for rank in range(world_size) for each in plan.micro_batches(rank, 3)} == sizes
+
+
+@pytest.mark.parametrize("multiple_of", [0, 3, 16])
+def test_a_multiple_that_the_batch_does_not_hold_is_refused(multiple_of: int) -> None:
+    with pytest.raises(ValueError, match=r"batch\.global"):
+        BatchPlan(global_batch=32, micro_batch=8, world_size=1, multiple_of=multiple_of)
+
+
+@pytest.mark.parametrize(
+    ("worlds", "sentence"),
+    [
+        ([1, 2, 4], None),
+        ([1, 2, 3, 4], "Samples of a micro-batch: 8 at 1, 2 and 4 ranks, 5 or 6 at 3 ranks."),
+        ([3], "Samples of a micro-batch: 5 or 6 at 3 ranks."),
+        ([4, 8], "Samples of a micro-batch: 8 at 4 ranks, 4 at 8 ranks."),
+    ],
+)
+def test_sizes_that_depend_on_the_number_of_ranks_are_said(worlds: list[int], sentence: str | None) -> None:
+    said = sizes_that_differ(32, 8, worlds)
+    assert said is None if sentence is None else said is not None and said.startswith(sentence)
 
 
 @given(plans)

@@ -59,6 +59,7 @@ class TrainerConfig(TrainingSettings, PeerMessage):
     Attributes:
         attempt_id: Unique for each generation; also torchrun's rendezvous id.
         min_world_size: The smallest world size that the job may have. None: that of this generation.
+        max_world_size: The largest world size that the job may have. None: that of this generation.
         interruptions: Input of `checkpoint.interval: auto`.
         resume: The newest commit that the operator knows. Ranks read HEAD themselves; a HEAD older than this is an
             error.
@@ -69,6 +70,7 @@ class TrainerConfig(TrainingSettings, PeerMessage):
     generation: int
     attempt_id: str
     min_world_size: int | None = None
+    max_world_size: int | None = None
     interruptions: Interruptions = Interruptions()
     resume: CommitRef | None = None
     replicas: ReplicaSettings | None = None

@@ -81,6 +81,14 @@ class Batch(Resource):
     cel_rules = (
         ("self.micro <= self.global", "batch.micro is larger than batch.global; lower micro or raise global"),
         (
+            "self.global % self.multipleOf == 0",
+            "batch.global is not a multiple of batch.multipleOf; change one of them",
+        ),
+        (
+            "self.micro >= self.multipleOf",
+            "batch.micro is smaller than batch.multipleOf; raise micro or lower multipleOf",
+        ),
+        (
             "self.global == oldSelf.global",
             "batch.global can't change while a job exists: it would change what is trained; make a new job "
             "with another checkpoint.uri",
@@ -101,6 +109,15 @@ class Batch(Resource):
             ge=1,
             description="Samples that a rank computes at once, at most. It accumulates the gradients of its share of "
             "the global batch in as many passes as that takes.",
+        ),
+    ] = 1
+    multiple_of: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="A number of which the samples of every pass are a multiple, on any number of ranks, for "
+            "scripts that need it: 2 for even numbers, the value of `micro` for passes of equal size. Has to divide "
+            "`global`.",
         ),
     ] = 1
 

@@ -158,9 +158,9 @@ class TrainingJobSpec(TrainingSettings, RunSettings):
             for kind, limit in _LIMITS.items()
         ),
         (
-            "self.batch.global >= self.nodes.max * self.processesPerNode",
-            "batch.global is below the largest world size (nodes.max times processesPerNode), which leaves a rank "
-            "without a sample; raise batch.global or lower nodes.max",
+            "self.batch.global >= self.nodes.max * self.processesPerNode * self.batch.multipleOf",
+            "batch.global is below the largest world size (nodes.max times processesPerNode) times batch.multipleOf, "
+            "which leaves a rank without a sample; raise batch.global or lower nodes.max",
         ),
         (
             "self.precision != 'fp16' || self.strategy == 'deepspeed'",

@@ -167,6 +167,7 @@ def _trainer_config(job: JobView, generation: GenerationStatus) -> TrainerConfig
         generation=generation.number,
         attempt_id=generation.rendezvous_id,
         min_world_size=job.spec.nodes.min * job.spec.processes_per_node,
+        max_world_size=job.spec.nodes.max * job.spec.processes_per_node,
         interruptions=_interruptions(job, generation),
         resume=generation.resume,
     )

@@ -3,7 +3,8 @@
 The global batch defines a step; the world size only decides how it is computed. Rank r of W takes a contiguous part
 of the batch's G positions, in micro-batches of at most `micro_batch` samples. All ranks run the same number of
 micro-batches, so that their collectives match; a rank with fewer samples runs empty ones. Losses are weighted so that
-the gradient is the mean over the G samples, even if W does not divide G.
+the gradient is the mean over the G samples, even if W does not divide G. A script that needs micro-batches of a
+multiple of some number gets whole units of it; their number differs by one between ranks.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from spottrain_planner import batch_sizes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     """The positions of one forward and backward pass on one rank.
 
-    A rank that has no samples left computes a sample of another rank with weight zero, because it has to take part in
+    A rank that has no samples left computes samples of another rank with weight zero, because it has to take part in
     the collectives of forward and backward.
 
     Attributes:
@@ -47,35 +50,41 @@ class BatchPlan:
         global_batch: Samples of one optimizer step (G).
         micro_batch: Largest number of samples of one forward pass.
         world_size: Number of ranks.
+        multiple_of: Every micro-batch has a multiple of this number of samples.
 
     Example:
         >>> from spottrain.data.batch import BatchPlan
         >>> plan = BatchPlan(global_batch=10, micro_batch=2, world_size=3)
         >>> [len(plan.share(rank)) for rank in range(3)], plan.num_micro_batches
         ([3, 3, 4], 2)
+        >>> even = BatchPlan(global_batch=10, micro_batch=2, world_size=3, multiple_of=2)
+        >>> [len(even.share(rank)) for rank in range(3)]
+        [2, 4, 4]
     """
 
     global_batch: int
     micro_batch: int
     world_size: int
+    multiple_of: int = 1
 
     def __post_init__(self) -> None:
         if min(self.global_batch, self.micro_batch, self.world_size) < 1:
             raise ValueError("batch.global, batch.micro and the world size have to be at least 1")
+        if self.multiple_of < 1 or self.global_batch % self.multiple_of or self.micro_batch < self.multiple_of:
+            raise ValueError(
+                f"batch.global ({self.global_batch}) has to be a multiple of batch.multipleOf ({self.multiple_of}), "
+                f"and batch.micro ({self.micro_batch}) at least as large"
+            )
 
     @property
     def num_micro_batches(self) -> int:
         """Micro-batches that every rank runs in a step."""
-        largest_share = -(-self.global_batch // self.world_size)
-        return -(-largest_share // self.micro_batch)
+        return batch_sizes.num_micro_batches(self.global_batch, self.micro_batch, self.world_size, self.multiple_of)
 
     def share(self, rank: int, step: int = 0) -> range:
-        """The positions that a rank computes in a step. Shares differ by at most one sample."""
-        begin = step * self.global_batch
-        return range(
-            begin + rank * self.global_batch // self.world_size,
-            begin + (rank + 1) * self.global_batch // self.world_size,
-        )
+        """The positions that a rank computes in a step. Shares differ by at most `multiple_of` samples."""
+        share = batch_sizes.part(self.global_batch, rank, self.world_size, self.multiple_of)
+        return _shifted(share, step * self.global_batch)
 
     def micro_batches(self, rank: int, step: int) -> list[MicroBatch]:
         """The micro-batches that a rank runs in a step, in order."""
@@ -84,12 +93,16 @@ class BatchPlan:
 
     def _micro_batch(self, share: range, index: int, step: int) -> MicroBatch:
         # Of about the same size: one sample alone has no variance, which batch norm asks for.
-        begin, end = (i * len(share) // self.num_micro_batches for i in (index, index + 1))
-        positions = share[begin:end]
+        part = batch_sizes.part(len(share), index, self.num_micro_batches, self.multiple_of)
+        positions = _shifted(part, share.start)
         first = step * self.global_batch
         return MicroBatch(
-            positions=positions or range(first, first + 1),
+            positions=positions or range(first, first + self.multiple_of),
             num_samples=len(positions),
             loss_weight=len(positions) * self.world_size / self.global_batch,
             is_last=index == self.num_micro_batches - 1,
         )
+
+
+def _shifted(positions: range, by: int) -> range:
+    return range(positions.start + by, positions.stop + by)

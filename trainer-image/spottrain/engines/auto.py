@@ -86,6 +86,7 @@ def choose_automatically(
         fsdp_ranks=config.local_world_size if config.fsdp.sharding == Sharding.HYBRID else None,
         fsdp_keeps_gathered=not config.fsdp.reshard_after_forward,
         global_batch=config.plan.global_batch,
+        multiple_of=config.plan.multiple_of,
         built_in_place=machine.accelerator_bytes is None or any(each.is_cuda for each in model.parameters()),
         zero_bucket=named_size(user, BUCKET),
         zero_live=named_size(user, LIVE),

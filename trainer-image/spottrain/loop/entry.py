@@ -27,6 +27,7 @@ def session(
     *,
     global_batch: int = 32,
     micro_batch: int = 8,
+    batch_multiple_of: int = 1,
     seed: int = 0,
     strategy: str = "auto",
     precision: str = "fp32",
@@ -47,6 +48,7 @@ def session(
     Args:
         global_batch: Samples of one optimizer step, for any number of ranks.
         micro_batch: Largest number of samples of one forward pass on one rank.
+        batch_multiple_of: A number of which the samples of every forward pass are a multiple: 2 for even ones.
         seed: Seed of the random numbers and of the order of the samples.
         strategy: "auto", "ddp", "fsdp" or "deepspeed".
         precision: "fp32", "bf16" or, under DeepSpeed, "fp16".
@@ -89,7 +91,7 @@ def session(
                     "precision": precision,
                     "activation_checkpointing": activation_checkpointing,
                     "compile": compile,
-                    "batch": {"global": global_batch, "micro": micro_batch},
+                    "batch": {"global": global_batch, "micro": micro_batch, "multipleOf": batch_multiple_of},
                     "checkpoint": {"uri": checkpoint_uri, "interval": checkpoint_interval},
                     "stability": stability,
                 }

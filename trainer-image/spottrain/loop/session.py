@@ -53,6 +53,8 @@ from spottrain.world.stop_agreement import StopAgreement
 from spottrain_api.contract.configuration import TrainerConfig
 from spottrain_api.contract.names import ENV_AUDIT_DIR
 from spottrain_api.contract.reports import OutcomeKind
+from spottrain_planner.batch_sizes import sizes_that_differ
+from spottrain_runtime.logs import say
 
 logger = logging.getLogger(__name__)
 
@@ -316,6 +318,7 @@ class Session:
                 global_batch=self.config.batch.global_,
                 micro_batch=self.config.batch.micro,
                 world_size=self.world_size,
+                multiple_of=self.config.batch.multiple_of,
             )
 
     def _assemble(
@@ -331,6 +334,7 @@ class Session:
     ) -> Training:
         """Put the parts of a Training together. `state` are further fields of TrainingState."""
         plan = self.batch_plan
+        self._say_sizes(plan)
         header = AuditHeader(
             seed=order.seed, shuffle=order.shuffle, num_samples=order.num_samples, global_batch=plan.global_batch
         )
@@ -361,6 +365,18 @@ class Session:
         )
         self._context.reporter.milestone("prepared")
         return self._training
+
+    def _say_sizes(self, plan: BatchPlan) -> None:
+        """Say at the start of a run, on rank 0, how the size of a micro-batch depends on the number of ranks."""
+        if self.rank != 0 or self._store.newest is not None or plan.multiple_of > 1:
+            return
+        least, most = (
+            number or self.world_size for number in (self.config.min_world_size, self.config.max_world_size)
+        )
+        worlds = range(least, most + 1, self.local_world_size)
+        sentence = sizes_that_differ(plan.global_batch, plan.micro_batch, worlds)
+        if sentence is not None:
+            say(logger, sentence)
 
     def catch_sigterm(self) -> None:
         """Treat SIGTERM as a request to drain. Call it again if a framework has installed a handler of its own."""
