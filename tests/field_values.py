@@ -122,6 +122,7 @@ _GIVEN: dict[str, Any] = {
         "hangTimeoutSeconds": 300,
         "startTimeoutSeconds": 300,
     },
+    "budget": {"maxCost": 10.0**6, "onExceeded": "Suspend"},
 }
 EVERYTHING: dict[str, Any] = completed(_GIVEN, spec_schema())
 # A job whose volumes and claims nothing refers to.
@@ -131,6 +132,8 @@ _UNUSED = {
 }
 # What is different in the job for fields that exclude one of EVERYTHING's, or that others refer to.
 INSTEAD: dict[str, dict[str, Any]] = {
+    "capacity": {"budget": None},  # a budget needs prices, and keeps their currency
+    "capacity.currency": {"budget": None},
     "entrypoint.module": {"entrypoint": {"module": "train"}},
     "podTemplate.volumes": _UNUSED,
     "podTemplate.volumes[].name": _UNUSED,
@@ -140,6 +143,7 @@ INSTEAD: dict[str, dict[str, Any]] = {
 }
 # Another valid value, if it doesn't follow from the present one.
 OTHER: dict[str, list[Any]] = {
+    "budget.maxCost": [2 * 10.0**6],
     "capacity.currency": ["USD"],
     "checkpoint.endpointURL": ["https://other", "http://[::1]:9000"],
     "checkpoint.interval": ["auto", "30s", "5m", "1steps"],

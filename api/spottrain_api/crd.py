@@ -136,7 +136,8 @@ def _inline(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
     # The API server drops empty properties. Without them, what it serves is what this module says.
     dropped = DROPPED_KEYS if node.get("properties") else DROPPED_KEYS | {"properties"}
     result = {key: value for key, value in node.items() if key not in dropped}
-    rules = _cel_rules(node.get("title"))
+    # A text may have the name of a model, as `pool` has.
+    rules = _cel_rules(node.get("title")) if "properties" in node else []
     if rules:
         result["x-kubernetes-validations"] = rules
     if "properties" in result:

@@ -44,8 +44,8 @@ PHASES: Mapping[str, Reason] = {
     "Draining": Reason(meaning="The ranks commit at a common step, then the next generation starts."),
     "Recovering": Reason(meaning="A generation has ended, and the next one has not started yet."),
     "Suspended": Reason(
-        meaning="runPolicy.suspend is true. The job holds no nodes.",
-        action="Set runPolicy.suspend to false to resume.",
+        meaning="runPolicy.suspend is true, or the budget is spent. The job holds no nodes.",
+        action="Set runPolicy.suspend to false, or raise budget.maxCost, to resume.",
     ),
     "Succeeded": Reason(meaning="The script ended on all ranks with exit code 0."),
     "Failed": Reason(meaning="The job gave up.", action="Read the reason and message of the condition Failed."),
@@ -57,6 +57,10 @@ CAUSES: Mapping[Cause, Reason] = {
     Cause.SCALE_DOWN: Reason(meaning="An edit of nodes or capacity leaves no place for some members."),
     Cause.EDITED: Reason(meaning="An edit of the job needs a restart of the ranks or pods."),
     Cause.SUSPENDED: Reason(meaning="runPolicy.suspend was set.", action="Set it to false to resume."),
+    Cause.BUDGET_SPENT: Reason(
+        meaning="The job has cost budget.maxCost. With budget.onExceeded: Suspend, it commits and holds no nodes.",
+        action="Raise budget.maxCost above status.cost.total to resume.",
+    ),
     Cause.DEADLINE_EXCEEDED: Reason(
         meaning="runPolicy.activeDeadlineSeconds has passed. The job commits, then fails.",
         action="Create the job again with the same checkpoint.uri and a longer deadline; it resumes.",
@@ -197,6 +201,10 @@ _CLEAN_UP_FAILED = Reason(
 _FELL_BACK = Reason(
     meaning="Spot pods found no node within capacity.fallback.afterSeconds. On-demand pods take their place.",
     action="Nothing; the job returns to spot after capacity.fallback.returnAfterSeconds.",
+)
+_BUDGET_NEARLY_SPENT = Reason(
+    meaning="The job has cost 80 % of budget.maxCost.",
+    action="Raise budget.maxCost, or let onExceeded decide what happens once all of it is spent.",
 )
 _URI_IN_USE = Reason(
     meaning="Another unfinished job of the namespace comes first at the same checkpoint.uri. This one gets no pods "
@@ -342,6 +350,16 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
             EventReason.WATCHER_BLIND: _WATCHER_BLIND,
         },
     ),
+    ConditionType.WITHIN_BUDGET: ConditionMeaning(
+        when_true="The job has cost less than budget.maxCost. Absent before 80 % of it are spent.",
+        when_false="The job has cost budget.maxCost, or more.",
+        reasons={
+            EventReason.BUDGET_NEARLY_SPENT: _BUDGET_NEARLY_SPENT,
+            ConditionReason.MONEY_LEFT: Reason(meaning="maxCost was raised: less than 80 % of it are spent."),
+            ConditionReason.NO_BUDGET: Reason(meaning="The budget was removed from the job."),
+            Cause.BUDGET_SPENT: CAUSES[Cause.BUDGET_SPENT],
+        },
+    ),
     ConditionType.BLOCKED: ConditionMeaning(
         when_true="Another unfinished job of the namespace uses the same checkpoint.uri. "
         "Absent for a job that was never blocked.",
@@ -396,6 +414,7 @@ EVENTS: Mapping[str, Reason] = {
         meaning="A generation starts; the message lists its members and where it resumes."
     ),
     EventReason.STRATEGY_CHOSEN: Reason(meaning="What strategy auto chose, and why."),
+    EventReason.BUDGET_NEARLY_SPENT: _BUDGET_NEARLY_SPENT,
     EventReason.FELL_BACK: _FELL_BACK,
     EventReason.SPOT_RETRIED: Reason(meaning="The job tries spot nodes again after a fallback."),
     EventReason.CHECKPOINT_URI_IN_USE: _URI_IN_USE,

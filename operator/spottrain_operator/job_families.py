@@ -146,6 +146,17 @@ def _cost(job: JobNow) -> Iterator[Sample]:
         yield (job.status.cost.currency,), job.status.cost.total
 
 
+def _pool_cost(job: JobNow) -> Iterator[Sample]:
+    if job.status.cost is not None:
+        for each in job.status.cost.pools:
+            yield (job.status.cost.currency, each.capacity_type, each.pool), each.total
+
+
+def _budget(job: JobNow) -> Iterator[Sample]:
+    if job.spec.budget is not None:
+        yield (job.spec.capacity.currency,), job.spec.budget.max_cost
+
+
 def _cost_on_demand_only(job: JobNow) -> Iterator[Sample]:
     cost = job.status.cost
     if cost is not None and cost.on_demand_only > 0:  # otherwise there is nothing to compare with
@@ -327,6 +338,20 @@ FAMILIES = (
         documentation="Money spent.",
         labels=("currency",),
         samples=_cost,
+    ),
+    Family(
+        kind=_COUNTER,
+        name="spottrain_job_pool_cost",
+        documentation="Money spent on nodes of a capacity type and pool. Nodes without a pool have an empty one.",
+        labels=("currency", "capacity_type", "pool"),
+        samples=_pool_cost,
+    ),
+    Family(
+        kind=_GAUGE,
+        name="spottrain_job_budget",
+        documentation="Money that the job may cost: budget.maxCost.",
+        labels=("currency",),
+        samples=_budget,
     ),
     Family(
         kind=_COUNTER,

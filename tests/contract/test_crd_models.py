@@ -74,6 +74,14 @@ def test_bounds_that_a_crd_cannot_have_are_refused() -> None:
         crd.structural_schema(Slow)
 
 
+def test_a_text_with_the_name_of_a_model_has_no_rules_of_it() -> None:
+    class Place(BaseModel):
+        pool: str
+
+    assert crd.resources()["Pool"].cel_rules
+    assert "x-kubernetes-validations" not in crd.structural_schema(Place)["properties"]["pool"]
+
+
 def test_every_field_says_what_it_is() -> None:
     def says_nothing(text: str) -> bool:
         return len(text.split()) < 3 or not text.endswith(".")

@@ -202,6 +202,23 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"runPolicy": {"failureBudget": -1}},
         "spec.runPolicy.failureBudget in body should",
     ),
+    ("budget-of-less-than-nothing", {"budget": {"maxCost": -1}}, "spec.budget.maxCost in body should be"),
+    (
+        "budget-without-prices",
+        {"budget": {"maxCost": 5}},
+        "budget.maxCost bounds nothing without prices, and on-demand nodes have none; set capacity.onDemand.price",
+    ),
+    (
+        "budget-without-a-spot-price",
+        {
+            "budget": {"maxCost": 5},
+            "capacity": {
+                "onDemand": {"pricePerHour": 3},
+                "pools": [{"name": "a", "capacityType": "spot", "provider": "eks"}],
+            },
+        },
+        "budget.maxCost bounds nothing without prices, and spot nodes have none; set capacity.spot.pricePerHour",
+    ),
     ("not-a-number", {"nodes": {"max": "four"}}, 'spec.nodes.max in body must be of type integer: "string"'),
 ]
 

@@ -114,7 +114,7 @@ class Walk:
         suspended = step.spec.get("runPolicy", {}).get("suspend")
         if not await self.until(self.is_suspended if suspended else self.trains):
             return "is not followed;"
-        of_policy = step.path[0] == "runPolicy" and not suspended
+        of_policy = step.path[0] in ("runPolicy", "budget") and not suspended
         return "ends a generation;" if of_policy and self.world.generation["number"] != number else ""
 
     async def _trains_on(self, step: Step) -> str:

@@ -13,6 +13,7 @@ class Cause(StrEnum):
     SCALE_DOWN = "ScaleDown"
     EDITED = "Edited"
     SUSPENDED = "Suspended"
+    BUDGET_SPENT = "BudgetSpent"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     # Caused by the job: they count against its failure budget.
     FAILURE = "Failure"

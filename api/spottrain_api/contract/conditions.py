@@ -19,6 +19,7 @@ class ConditionType(StrEnum):
     CHECKPOINTS_HEALTHY = "CheckpointsHealthy"
     CLEAN_UP_HEALTHY = "CleanUpHealthy"
     NOTICES_HEARD = "NoticesHeard"
+    WITHIN_BUDGET = "WithinBudget"
     BLOCKED = "Blocked"
     SPEC_NOT_UNDERSTOOD = "SpecNotUnderstood"
     SUSPENDED = "Suspended"
@@ -48,6 +49,8 @@ class ConditionReason(StrEnum):
     NEWER_VERSION = "NewerVersion"
     TOO_LARGE = "TooLarge"
     UNDERSTOOD = "Understood"
+    MONEY_LEFT = "MoneyLeft"
+    NO_BUDGET = "NoBudget"
 
 
 class EndReason(StrEnum):
@@ -84,6 +87,7 @@ class EventReason(StrEnum):
     PODS_END_EARLY = "PodsEndEarly"
     GENERATION_STARTED = "GenerationStarted"
     STRATEGY_CHOSEN = "StrategyChosen"
+    BUDGET_NEARLY_SPENT = "BudgetNearlySpent"
     FELL_BACK = "FellBack"
     SPOT_RETRIED = "SpotRetried"
     CHECKPOINT_URI_IN_USE = "CheckpointURIInUse"

@@ -55,6 +55,7 @@ class OnDemandCapacity(Resource):
         float | None,
         Field(
             ge=0,
+            allow_inf_nan=False,
             description="Price of one on-demand node per hour, in capacity.currency, for status.cost. "
             "Default: that of the first on-demand pool with a price. Without one, on-demand nodes count as free, and "
             "the cost is not compared with theirs. If spot nodes have no price either, no cost is counted.",
@@ -86,6 +87,7 @@ class SpotCapacity(Resource):
         float | None,
         Field(
             ge=0,
+            allow_inf_nan=False,
             description="Price of one spot node per hour, in capacity.currency, for status.cost. "
             "Default: that of the first spot pool with a price. Without one, spot nodes count as free.",
         ),
@@ -182,6 +184,7 @@ class Pool(Resource):
         float | None,
         Field(
             ge=0,
+            allow_inf_nan=False,
             description="Price of one node of the pool per hour, in capacity.currency. "
             "Default: the price of its capacity type.",
         ),

@@ -11,6 +11,7 @@ from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.settings.entrypoint import Entrypoint
 from spottrain_api.settings.resource import Line, Resource
 from spottrain_api.settings.training import TrainingSettings
+from spottrain_api.v1alpha1.budget import Budget
 from spottrain_api.v1alpha1.capacity import Capacity, Nodes
 from spottrain_api.v1alpha1.checkpoint import Checkpoint
 from spottrain_api.v1alpha1.containers import EnvVar, Resources
@@ -30,6 +31,15 @@ _SET = {
 
 # The field of `capacity` that limits the nodes of a type.
 _LIMITS = {CapacityType.ON_DEMAND.value: "onDemand", CapacityType.SPOT.value: "spot"}
+
+
+def _is_unpriced(kind: str, limit: str) -> str:
+    """The CEL test whether the job may use nodes of a type whose price it doesn't give."""
+    pools, general = "self.capacity.pools", f"self.capacity.{limit}"
+    of_kind = f"has({pools}) && {pools}.exists(pool, pool.capacityType == '{kind}'"
+    is_used = f"(!has({general}.max) || {general}.max > 0)"
+    has_nodes = f"(!has({pools}) || {pools}.size() == 0 || {of_kind}))"
+    return f"{is_used} && {has_nodes} && !has({general}.pricePerHour) && !({of_kind} && has(pool.pricePerHour)))"
 
 
 class CleanPodPolicy(StrEnum):
@@ -195,6 +205,19 @@ class TrainingJobSpec(TrainingSettings, RunSettings):
         ),
         *(
             (
+                f"!has(self.budget) || !({_is_unpriced(kind, limit)})",
+                f"budget.maxCost bounds nothing without prices, and {kind} nodes have none; set "
+                f"capacity.{limit}.pricePerHour, or capacity.{limit}.max to 0",
+            )
+            for kind, limit in _LIMITS.items()
+        ),
+        (
+            "!has(self.budget) || !has(oldSelf.budget) || self.capacity.currency == oldSelf.capacity.currency",
+            "capacity.currency can't change while the job has a budget, as what it has cost counts from 0 then; "
+            "remove the budget first",
+        ),
+        *(
+            (
                 f"self.{field} == oldSelf.{field}",
                 f"{field} can't change while a job exists: the run would be a different one; make a new job with "
                 "another checkpoint.uri",
@@ -204,3 +227,4 @@ class TrainingJobSpec(TrainingSettings, RunSettings):
     )
     checkpoint: Checkpoint
     run_policy: RunPolicy = RunPolicy()
+    budget: Budget | None = None

@@ -32,7 +32,7 @@ class Phase(StrEnum):
     - Running: a generation makes steps.
     - Draining: the generation commits and ends, to make way for the next.
     - Recovering: a generation has broken or ended, and the next has not started yet.
-    - Suspended: runPolicy.suspend is set, and no generation runs.
+    - Suspended: runPolicy.suspend is set or the budget is spent, and no generation runs.
     - Succeeded: the program has ended on all ranks.
     - Failed: the job has given up; `message` says why.
     """
@@ -115,9 +115,9 @@ class GenerationStatus(StatusResource):
     reason: Annotated[
         str | None,
         Field(
-            description="Why it drains, stops or has ended: Grow, ScaleDown, Edited, Suspended, DeadlineExceeded, "
-            "Failure, Hang, Preempted, NodeLost, StatusRestored, EarlierJob or Succeeded, or the reason of the "
-            "condition Failed."
+            description="Why it drains, stops or has ended: Grow, ScaleDown, Edited, Suspended, BudgetSpent, "
+            "DeadlineExceeded, Failure, Hang, Preempted, NodeLost, StatusRestored, EarlierJob or Succeeded, or the "
+            "reason of the condition Failed."
         ),
     ] = None
     message: Annotated[
@@ -182,8 +182,8 @@ class Transition(StatusResource):
     reason: Annotated[
         str,
         Field(
-            description="Why it ended: Grow, ScaleDown, Edited, Suspended, DeadlineExceeded, Failure, Hang, "
-            "Preempted, NodeLost, StatusRestored or EarlierJob."
+            description="Why it ended: Grow, ScaleDown, Edited, Suspended, BudgetSpent, DeadlineExceeded, Failure, "
+            "Hang, Preempted, NodeLost, StatusRestored or EarlierJob."
         ),
     ]
     message: Annotated[str, Field(description="Why it ended, in a sentence.")] = ""
@@ -285,6 +285,16 @@ class TimeStatus(StatusResource):
     ] = 0.0
 
 
+class PoolCost(StatusResource):
+    """Money that nodes of one capacity type and pool have cost so far."""
+
+    capacity_type: Annotated[str, Field(description="Capacity type of the nodes.")]
+    pool: Annotated[
+        str, Field(description="Name of their pool. Empty: the job has no pools, or no longer that one.")
+    ] = ""
+    total: Annotated[float, Field(description="Cost of these nodes so far, in the currency of the cost.")] = 0.0
+
+
 class CostStatus(StatusResource):
     """Money that the job's nodes have cost so far, in `currency`."""
 
@@ -295,6 +305,9 @@ class CostStatus(StatusResource):
     ] = 0.0
     currency: Annotated[str, Field(description="ISO 4217 code of the currency, from capacity.currency.")] = "USD"
     display: Annotated[str, Field(description="Cost and what spot saved, as `kubectl get` shows them.")] = ""
+    pools: Annotated[
+        tuple[PoolCost, ...], Field(description="The parts of the total, by capacity type and pool.")
+    ] = ()
 
 
 class AvoidedNode(StatusResource):

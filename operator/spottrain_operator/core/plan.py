@@ -12,6 +12,7 @@ from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import Observed, Plan
 from spottrain_operator.core.policies import (
     accounting,
+    budget,
     capacity,
     cleanup,
     conditions,
@@ -59,6 +60,7 @@ POLICIES: tuple[Policy, ...] = (
     capacity.leave_dry_pools,
     capacity.create_missing,
     protection.protect_members,
+    budget.watch_budget,
     conditions.describe,
 )
 # A finished job holds no nodes, and is deleted after its time to live.

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 # Parts of the status that only people read, and that each pass writes again: no decision depends on them.
-_FOR_PEOPLE = frozenset({"conditions", "cost", "members", "message", "progress", "strategy", "transitions"})
+_FOR_PEOPLE = frozenset({"conditions", "members", "message", "progress", "strategy", "transitions"})
 # The finalizer with which Kubernetes takes a job from its pods, as with `kubectl delete --cascade=orphan`.
 _ORPHANS = "orphan"
 # Kubernetes quotes what users wrote into a pod.

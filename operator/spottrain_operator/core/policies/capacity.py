@@ -13,6 +13,7 @@ from spottrain_api.contract.conditions import EventReason
 from spottrain_api.v1alpha1.capacity import FallbackPolicy
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.facts.pauses import pause_of
 from spottrain_operator.core.facts.places import demand, demand_of, places
 from spottrain_operator.core.facts.pools import asks_for_current_nodes, pool_sentence, pools_have
 from spottrain_operator.core.facts.situation import Situation
@@ -280,7 +281,7 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     After an edit of the template, one pod is created first, beside those of the old template. As long as Kubernetes
     accepts none, what runs continues.
     """
-    if situation.spec.run_policy.suspend or rival_of(situation, draft) or waits_to_be_understood(situation, draft):
+    if pause_of(situation) or rival_of(situation, draft) or waits_to_be_understood(situation, draft):
         return []
     needed = places(situation, draft.status, leaving=draft.leaving)
     num_spot = needed.missing_spot + needed.missing_prewarmed

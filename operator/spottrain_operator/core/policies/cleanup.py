@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from spottrain_api.contract.causes import Cause
 from spottrain_api.v1alpha1.spec import CleanPodPolicy
 from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.facts.pauses import pause_of
 from spottrain_operator.core.facts.places import places
 from spottrain_operator.core.facts.pools import asks_for_current_nodes
 from spottrain_operator.core.facts.situation import BUSY, PodFacts, Situation
@@ -99,8 +101,8 @@ def _delete(situation: Situation, draft: Draft, facts: PodFacts, reason: str) ->
 
 def _useless(situation: Situation, draft: Draft, facts: PodFacts, kept: bool) -> str | None:
     """Why to delete a pod that isn't in a running generation; None to keep it."""
-    if situation.spec.run_policy.suspend:
-        return "the job is suspended"
+    if (pause := pause_of(situation)) is not None:
+        return "the job is suspended" if pause.cause is Cause.SUSPENDED else "the job's budget is spent"
     if rival_of(situation, draft) is not None:
         return "the job waits for another one"
     if facts.finished:

@@ -10,6 +10,7 @@ from spottrain_api.v1alpha1.status import Counts, GenerationState, GenerationSta
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.causes import FAILURES, PREEMPTIONS
 from spottrain_operator.core.facts.members import members_of, says_nothing
+from spottrain_operator.core.facts.pauses import pause_of
 from spottrain_operator.core.facts.places import places
 from spottrain_operator.core.facts.progress import reported_at_all
 from spottrain_operator.core.facts.situation import Situation
@@ -83,7 +84,7 @@ def count_members(situation: Situation, draft: Draft) -> Draft:
 def _phase(situation: Situation, status: TrainingJobStatus) -> Phase:
     generation = status.generation
     ended = status.running is None
-    if ended and situation.spec.run_policy.suspend:
+    if ended and pause_of(situation) is not None:
         return Phase.SUSPENDED
     if generation is None or (ended and status.phase in (Phase.SUSPENDED, Phase.PENDING)):
         return Phase.PENDING
@@ -111,8 +112,10 @@ def _message(situation: Situation, draft: Draft, phase: Phase) -> str:
         if until is None:
             return missing
         return f"{clause(missing)}. The job fails at {time_of_day(until, situation.now)} if no pod starts before"
-    if phase is Phase.SUSPENDED or generation is None:
-        return "Suspended: set runPolicy.suspend to false to go on" if phase is Phase.SUSPENDED else ""
+    if (pause := pause_of(situation)) is not None and phase is Phase.SUSPENDED:
+        return f"Suspended: {pause.way_out}"
+    if generation is None:
+        return ""
     return _of_generation(situation, draft, generation, phase)
 
 

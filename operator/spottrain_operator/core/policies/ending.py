@@ -20,6 +20,7 @@ from spottrain_operator.core.policies.time_spent import spend_on_end
 from spottrain_operator.core.timing import after
 from spottrain_runtime.wording import clause
 
+_UNWANTED = FAILURES | PREEMPTIONS | {Cause.BUDGET_SPENT}
 AGAIN = "To run it again, delete the job and apply it again, or apply it under another name"
 
 
@@ -52,7 +53,7 @@ def request_end(
         return draft
     how = "is stopped" if stop or generation.state is GenerationState.STOPPING else "drains"
     text = f"Generation {generation.number} {how}: {message}"
-    return draft.record(cause, text, warning=cause in FAILURES | PREEMPTIONS)
+    return draft.record(cause, text, warning=cause in _UNWANTED)
 
 
 def _escalation(

@@ -7,6 +7,7 @@ from spottrain_api.contract.conditions import EventReason
 from spottrain_api.v1alpha1.status import FINISHED_PHASES, GenerationState, GenerationStatus, Phase
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import members_of
+from spottrain_operator.core.facts.pauses import pause_of
 from spottrain_operator.core.facts.places import places
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.policies.ending import AGAIN, finish, request_end
@@ -36,8 +37,8 @@ def _wish(situation: Situation, draft: Draft, generation: GenerationStatus) -> t
             Cause.DEADLINE_EXCEEDED,
             f"runPolicy.activeDeadlineSeconds ({policy.active_deadline_seconds}) has passed",
         )
-    if policy.suspend:
-        return Cause.SUSPENDED, "runPolicy.suspend was set"
+    if (pause := pause_of(situation)) is not None:
+        return pause.cause, pause.why
     if generation.template_hash != situation.run_hash and not situation.keeps_old_pods:
         return Cause.EDITED, "the job was edited"
     kept = places(situation, draft.status).kept

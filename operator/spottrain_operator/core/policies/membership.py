@@ -19,6 +19,7 @@ from spottrain_operator.core.facts.members import (
     members_of,
     worked_unseen,
 )
+from spottrain_operator.core.facts.pauses import pause_of
 from spottrain_operator.core.facts.places import Places, places
 from spottrain_operator.core.facts.progress import found_commits, newest_progress
 from spottrain_operator.core.facts.replicas import newest_replicated_step
@@ -220,7 +221,7 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
 
     It starts if they are enough and it doesn't pay to wait for more.
     """
-    if draft.running is not None or situation.spec.run_policy.suspend or rival_of(situation, draft):
+    if draft.running is not None or pause_of(situation) or rival_of(situation, draft):
         return draft
     if waits_to_be_understood(situation, draft) or (situation.tries_template and situation.refusal is None):
         return draft

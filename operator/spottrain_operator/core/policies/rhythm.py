@@ -8,6 +8,7 @@ from __future__ import annotations
 from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import MemberState, members_of, says_nothing
+from spottrain_operator.core.facts.pauses import next_share_at, pause_of
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.facts.watching import spot_watches
 from spottrain_operator.core.policies.capacity import next_try, refusal_of
@@ -32,7 +33,7 @@ def look_again(situation: Situation, draft: Draft) -> float | None:
     running = draft.running
     if running is not None:
         return _while_running(situation, draft, running)
-    if situation.spec.run_policy.suspend and not situation.pods:
+    if pause_of(situation) is not None and not situation.pods:
         return _SUSPENDED
     if rival_of(situation, draft) is not None and not situation.pods:
         return _BLOCKED
@@ -51,6 +52,8 @@ def _while_running(situation: Situation, draft: Draft, generation: GenerationSta
         times.append(after(status.start_time, limit))
     if status.fallback_since is not None:
         times.append(after(status.fallback_since, situation.spec.capacity.fallback.return_after_seconds))
+    if due := next_share_at(situation):
+        times.append(due)
     if refusal := refusal_of(situation, draft):
         times.append(next_try(refusal, situation.timing))
     return max(_RESTLESS, min(seconds_between(situation.now, each) for each in times))

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from spottrain_api.contract.conditions import ConditionReason, ConditionType, EventReason
 from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.facts.pauses import pause_of
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import Rival
 
@@ -18,7 +19,7 @@ def rival_of(situation: Situation, draft: Draft) -> Rival | None:
 
     A running generation is left alone.
     """
-    if draft.finished or draft.running is not None or situation.spec.run_policy.suspend:
+    if draft.finished or draft.running is not None or pause_of(situation) is not None:
         return None
     return situation.observed.rival
 

@@ -1,0 +1,109 @@
+"""What the job's nodes cost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime
+
+from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.v1alpha1.capacity import Capacity
+from spottrain_api.v1alpha1.status import CostStatus, PoolCost
+from spottrain_operator.core.facts.situation import PodFacts, Situation
+from spottrain_operator.core.timing import seconds_between
+
+_SECONDS_PER_HOUR = 3600.0
+
+
+def has_price(capacity: Capacity) -> bool:
+    """Whether any cost can be counted."""
+    return any(price(capacity, each, None) is not None for each in CapacityType)
+
+
+def price(capacity: Capacity, capacity_type: CapacityType, pool: str | None) -> float | None:
+    """Price per hour of a node: that of the pool, or that of its capacity type.
+
+    None: unknown.
+    """
+    of_type = [p for p in capacity.pools if p.capacity_type is capacity_type and p.price_per_hour is not None]
+    own = next((p.price_per_hour for p in of_type if p.name == pool), None)
+    if own is not None:
+        return own
+    general = capacity.on_demand if capacity_type is CapacityType.ON_DEMAND else capacity.spot
+    if general.price_per_hour is not None:
+        return general.price_per_hour
+    return of_type[0].price_per_hour if of_type else None
+
+
+def accounting_time(situation: Situation) -> tuple[datetime, datetime]:
+    """From when to when nodes are yet to be charged.
+
+    An operator with another clock has charged up to its own time.
+    """
+    since = situation.observed.job.status.accounted_at or situation.now
+    return since, max(situation.now, since)
+
+
+def cost_now(situation: Situation) -> CostStatus | None:
+    """What the job has cost up to now; None if no price is known.
+
+    It is what the status recorded, and the nodes that the job's pods hold since then.
+    """
+    return situation.once("cost", lambda: _cost_now(situation))
+
+
+def rate(situation: Situation) -> float:
+    """Money per second that the nodes cost which the job holds now."""
+    capacity = situation.spec.capacity
+    prices = (price(capacity, f.pod.capacity_type, f.pod.pool) or 0.0 for f in _held(situation))
+    return sum(prices) / _SECONDS_PER_HOUR
+
+
+def _cost_now(situation: Situation) -> CostStatus | None:
+    capacity, recorded = situation.spec.capacity, situation.observed.job.status
+    if not has_price(capacity):
+        return recorded.cost
+    since, now = accounting_time(situation)
+    before = recorded.cost
+    if before is None or before.currency != capacity.currency:  # amounts of two currencies don't add up
+        before = CostStatus()
+    held = _held(situation)
+    hours = [_hours_held(facts, since, now) for facts in held]
+    spent = [
+        each * (price(capacity, facts.pod.capacity_type, facts.pod.pool) or 0.0)
+        for each, facts in zip(hours, held, strict=True)
+    ]
+    total = before.total + sum(spent)
+    on_demand_price = price(capacity, CapacityType.ON_DEMAND, None) or 0.0
+    on_demand_only = before.on_demand_only + sum(hours) * on_demand_price
+    pools = _by_pool(capacity, before, held, spent)
+    return CostStatus(total=total, on_demand_only=on_demand_only, currency=capacity.currency, pools=pools)
+
+
+def _by_pool(
+    capacity: Capacity, before: CostStatus, held: list[PodFacts], spent: list[float]
+) -> tuple[PoolCost, ...]:
+    """The cost by capacity type and pool.
+
+    Pools that the job no longer has count as one without a name, so that edits don't add up.
+    """
+    names = {pool.name for pool in capacity.pools}
+    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for each in before.pools:
+        sums[each.capacity_type, each.pool if each.pool in names else ""] += each.total
+    for facts, amount in zip(held, spent, strict=True):
+        pool = facts.pod.pool
+        sums[facts.pod.capacity_type, pool if pool is not None and pool in names else ""] += amount
+    return tuple(PoolCost(capacity_type=kind, pool=pool, total=sums[kind, pool]) for kind, pool in sorted(sums))
+
+
+def _held(situation: Situation) -> list[PodFacts]:
+    """The pods whose nodes cost money.
+
+    They do also while the image is pulled, and until the pod is gone.
+    """
+    return [f for f in situation.pods.values() if f.pod.node is not None and not f.ended and not f.unreachable]
+
+
+def _hours_held(facts: PodFacts, since: datetime, now: datetime) -> float:
+    """Hours since the last record in which the pod had its node."""
+    return max(0.0, seconds_between(max(since, facts.pod.placed_at), now)) / _SECONDS_PER_HOUR

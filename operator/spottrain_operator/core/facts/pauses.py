@@ -1,0 +1,75 @@
+"""Why a job holds no nodes for now: its user has suspended it, or its budget is spent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from spottrain_api.contract.causes import Cause
+from spottrain_api.v1alpha1.budget import OnExceeded
+from spottrain_operator.core.facts.costs import cost_now, rate
+from spottrain_operator.core.facts.situation import Situation
+from spottrain_operator.core.timing import after
+
+# Share of budget.maxCost at which the job is close to its end.
+NEARLY = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """The job commits, ends its generation, and holds no nodes.
+
+    Attributes:
+        cause: Why its generation ends.
+        why: The same as a clause.
+        way_out: What its user can do to resume it, as a clause.
+    """
+
+    cause: Cause
+    why: str
+    way_out: str
+
+
+def pause_of(situation: Situation) -> Pause | None:
+    """Why the job pauses; None if it doesn't."""
+    if situation.spec.run_policy.suspend:
+        return Pause(
+            cause=Cause.SUSPENDED,
+            why="runPolicy.suspend was set",
+            way_out="set runPolicy.suspend to false to go on",
+        )
+    budget = situation.spec.budget
+    if budget is None or budget.on_exceeded is not OnExceeded.SUSPEND or spent_share(situation) < 1:
+        return None
+    return Pause(
+        cause=Cause.BUDGET_SPENT,
+        why=f"the job has cost {cost_sentence(situation)}",
+        way_out=f"the budget of {money(situation)} is spent. Raise budget.maxCost above status.cost.total to go on",
+    )
+
+
+def money(situation: Situation) -> str:
+    """budget.maxCost with its currency."""
+    budget = situation.spec.budget
+    return f"{budget.max_cost:.2f} {situation.spec.capacity.currency}" if budget is not None else ""
+
+
+def cost_sentence(situation: Situation) -> str:
+    """What the job has cost, of how much: "8.01 of 10.00 USD (budget.maxCost)"."""
+    cost = cost_now(situation)
+    return f"{cost.total if cost is not None else 0:.2f} of {money(situation)} (budget.maxCost)"
+
+
+def spent_share(situation: Situation) -> float:
+    """Which share of the budget the job has cost; 0 without a budget."""
+    budget, cost = situation.spec.budget, cost_now(situation)
+    return cost.total / budget.max_cost if budget is not None and cost is not None else 0.0
+
+
+def next_share_at(situation: Situation) -> datetime | None:
+    """When the next of the two shares of the budget is spent, with the nodes that the job holds now."""
+    budget, cost, paid = situation.spec.budget, cost_now(situation), rate(situation)
+    if budget is None or cost is None or paid <= 0:
+        return None
+    left = [share * budget.max_cost - cost.total for share in (NEARLY, 1.0)]
+    return min((after(situation.now, each / paid) for each in left if each > 0), default=None)
