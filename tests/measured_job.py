@@ -22,6 +22,7 @@ from spottrain_api.v1alpha1.status import (
     GenerationState,
     GenerationStatus,
     Phase,
+    PoolCost,
     ProgressStatus,
     TimeStatus,
     TrainingJobStatus,
@@ -79,7 +80,9 @@ STATUS = TrainingJobStatus(
     preemptions=3,
     preemptions_without_notice=1,
     goodput=0.9,
-    cost=CostStatus(total=1.0, on_demand_only=2.0, currency="EUR"),
+    cost=CostStatus(
+        total=1.0, on_demand_only=2.0, currency="EUR", pools=(PoolCost(capacity_type="spot", pool="a", total=1.0),)
+    ),
 )
 
 
@@ -91,6 +94,8 @@ def view(status: TrainingJobStatus) -> JobView:
         "batch": {"global": 8},
     }
     spec["runPolicy"] = {"activeDeadlineSeconds": 3600}
+    spec["budget"] = {"maxCost": 10.0}
+    spec["capacity"] = {"currency": "EUR"}
     return JobView(
         namespace=KEY.namespace,
         name=KEY.name,

@@ -283,6 +283,20 @@ CHANGEABLE = {
 }
 
 
+def test_a_job_with_a_budget_keeps_its_currency(jobs: Jobs) -> None:
+    prices = {"onDemand": {"pricePerHour": 3}, "spot": {"pricePerHour": 1}}
+    spec = merged(MINIMAL, {"budget": {"maxCost": 5}, "capacity": prices, "checkpoint": {"uri": "s3://bucket/paid"}})
+    jobs.kubectl.create(as_job("paid", spec), jobs.namespace)
+
+    def patched(changes: dict[str, Any]) -> str:
+        return refusal(lambda: jobs.kubectl.patch("tj", "paid", {"spec": changes}, jobs.namespace, kept=False))
+
+    assert "capacity.currency can't change while the job has a budget" in patched({"capacity": {"currency": "EUR"}})
+    assert "on-demand nodes have none" in patched({"capacity": {"onDemand": {"pricePerHour": None}}})
+    assert patched({"budget": None, "capacity": {"currency": "EUR"}}) == ""
+    assert patched({"budget": {"maxCost": 7, "onExceeded": "Suspend"}}) == ""
+
+
 def test_the_rest_can_change(jobs: Jobs) -> None:
     assert jobs.patched(CHANGEABLE) == ""
 

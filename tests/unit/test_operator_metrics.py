@@ -148,7 +148,10 @@ def test_money_has_its_currency(metrics: Metrics) -> None:
     assert {sample.name: sample.labels["currency"] for family in costs for sample in family.samples} == {
         "spottrain_job_cost_total": "EUR",
         "spottrain_job_cost_on_demand_only_total": "EUR",
+        "spottrain_job_pool_cost_total": "EUR",
     }
+    assert samples(metrics, "spottrain_job_budget", "currency") == {"EUR": 10.0}
+    assert samples(metrics, "spottrain_job_pool_cost_total", "pool") == {"a": 1.0}
 
 
 def test_a_job_without_an_on_demand_price_is_compared_with_nothing() -> None:
