@@ -11,14 +11,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from spottrain.engines.buffers import SharedBuffers
-from spottrain.engines.ddp import settle_buckets
+from spottrain.engines.attached import AttachedModels
 from spottrain.engines.engine import MakeOptimizer
-from spottrain.engines.gathered import GatheredParameters
-from spottrain.engines.model_state import without_wrapper
-from spottrain.engines.native import NamedState
-from spottrain.engines.step_agreement import StepAgreement
-from spottrain.world.failures import UserError
+from spottrain.engines.named_state import MODEL, OPTIMIZER
 from spottrain_api.contract.configuration import TrainerConfig
 
 
@@ -58,11 +53,8 @@ def _unapplied(config: TrainerConfig) -> Iterator[str]:
         )
 
 
-class AdoptedEngine(NamedState):
-    """Implements Engine for the loops of other frameworks.
-
-    It handles only the state, because the framework calls backward, clips and updates itself.
-    """
+class AdoptedEngine(AttachedModels):
+    """Implements Engine for the loops of other frameworks, which have one model and one optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -103,14 +95,7 @@ class AdoptedEngine(NamedState):
             )
 
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        self._model, self._buffers = model, SharedBuffers(without_wrapper(model))
-        self._gathered = GatheredParameters(model)
-        self._agreement = StepAgreement(self._buffers)
-        self._optimizer.register_step_pre_hook(lambda *_: self._require_rest())
-        # DDP that finds unused parameters does not rearrange its buckets. DDP with a static graph learns the graph
-        # from its first backward pass, which has to be the script's.
-        if isinstance(model, DistributedDataParallel) and not (model.find_unused_parameters or model.static_graph):
-            settle_buckets(model, model.module)
+        super().__init__({MODEL: model}, {OPTIMIZER: self._optimizer})
         return model, self._optimizer
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
@@ -120,32 +105,6 @@ class AdoptedEngine(NamedState):
         """Not called: the framework calls backward."""
         raise RuntimeError("an adopted model's gradients are computed by its framework; call its own backward")
 
-    def update(self) -> None:
-        """Share the buffers.
-
-        The framework has made the update; buffers would differ between ranks until DDP's next forward pass, and for
-        ever under FSDP2.
-        """
-        self._agreement.reach()
-        self._buffers.share()
-
-    def _at_rest(self) -> nn.Module:
-        self._gathered.reshard()
-        return self._model
-
-    def _require_rest(self) -> None:
-        """Refuse an update whose gradients the framework may have clipped or checked without seeing them."""
-        if (name := self._gathered.first()) is not None:
-            raise UserError(
-                f"The model was called between the last backward pass and the optimizer's step, and its parameter "
-                f"{name} has been gathered since: what clips or checks gradients in between has not seen them. Call "
-                "the model after the step, or set reshard_after_forward of the framework's FSDP plugin to True."
-            )
-
     def gradients_are_finite(self) -> bool:
         """Always true. The framework checks: gradients may be scaled for fp16, and are then often not finite."""
         return True
-
-    def discard(self) -> None:
-        """Clear the gradients, so that the framework's update changes nothing."""
-        self._optimizer.zero_grad(set_to_none=True)

@@ -211,7 +211,7 @@ class DeepSpeedEngine:
         return self._state.model_state()
 
     def frozen(self) -> set[str]:
-        return frozen_names(self._engine.module)
+        return {f"model.{name}" for name in frozen_names(self._engine.module)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._state.load_state(state)

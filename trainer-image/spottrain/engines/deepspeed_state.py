@@ -21,7 +21,7 @@ from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.described import Described, as_described
 from spottrain.engines.deepspeed_parts import FlatPart
 from spottrain.engines.model_state import model_state, put_back
-from spottrain.engines.native import NamedState
+from spottrain.engines.named_state import MODEL, OPTIMIZER, NamedState
 from spottrain.engines.optimizer_state import (
     Options,
     check_alike,
@@ -49,7 +49,7 @@ class ReplicaState(NamedState):
     """Stage 0: plain parameters and a plain optimizer."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
+        self._models, self._optimizers = {MODEL: model}, {OPTIMIZER: optimizer}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,45 @@ class EngineConfig:
     deepspeed_config: Mapping[str, Any] | str | Path | None = None
 
 
-class Engine(Protocol):
+class SavedState(Protocol):
+    """The state of models and optimizers in a commit."""
+
+    def state(self) -> dict[str, Any]:
+        """Model and optimizer in the form that DCP expects, with their shards.
+
+        Names are those of the parameters before the model was spread, so that the state fits any world size. It
+        changes nothing: an optimizer that has no state yet has none in a commit.
+        """
+        ...
+
+    def room(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """A state to load a commit into, with the values and the tensors that the commit holds.
+
+        Args:
+            saved: The state in the commit, with a Described in the place of each tensor.
+
+        Raises:
+            CheckpointMismatch: The commit doesn't fit a model or optimizer.
+        """
+        ...
+
+    def try_load(self) -> None:
+        """Try whether a commit of the present state could be loaded, without a change of it.
+
+        Raises UnsupportedState.
+        """
+        ...
+
+    def frozen(self) -> set[str]:
+        """Names of the tensors in `state()` that are not trained: keys that lead to them, joined by dots."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Use a commit that was loaded into the `room()` of this engine. A collective."""
+        ...
+
+
+class Engine(SavedState, Protocol):
     """Spreads a model over the ranks, and optimises it there.
 
     The ranks are those of the default process group. Gradients are averaged over the ranks. Weights are optimised and
@@ -82,40 +120,6 @@ class Engine(Protocol):
         """Clear the gradients, and do nothing else: called instead of `update`. A collective."""
         ...
 
-    def state(self) -> dict[str, Any]:
-        """Model and optimizer in the form that DCP expects, with their shards.
-
-        Names are those of the parameters before the model was spread, so that the state fits any world size. It
-        changes nothing: an optimizer that has no state yet has none in a commit.
-        """
-        ...
-
-    def room(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """A state of this engine to load a commit into, with the values and the tensors that the commit holds.
-
-        Args:
-            saved: The state in the commit, with a Described in the place of each tensor.
-
-        Raises:
-            CheckpointMismatch: The commit doesn't fit the engine's model or optimizer.
-        """
-        ...
-
-    def try_load(self) -> None:
-        """Try whether a commit of the present state could be loaded, without a change of it.
-
-        Raises UnsupportedState.
-        """
-        ...
-
     def model_state(self) -> dict[str, Any]:
         """The model's part of `state()`."""
-        ...
-
-    def frozen(self) -> set[str]:
-        """Names of the parameters that are not trained, as in `state()["model"]`."""
-        ...
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Use a commit that was loaded into the `room()` of this engine. A collective."""
         ...

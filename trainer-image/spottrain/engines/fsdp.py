@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -92,9 +92,9 @@ class FsdpEngine(NativeEngine):
                 used.watch(parameter)
         self._gathered.watch(used)
 
-    def _at_rest(self) -> nn.Module:
+    def _at_rest(self) -> Mapping[str, nn.Module]:
         self._gathered.reshard()
-        return self._model
+        return self._models
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Prepare the reductions of a micro-batch.

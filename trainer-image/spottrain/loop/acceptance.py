@@ -24,8 +24,9 @@ from spottrain.checkpoint.format import codec
 from spottrain.data.loader import OPTIONS, Data
 from spottrain.data.order import DataOrder
 from spottrain.engines.optimizer_state import state_dict_of
+from spottrain.recovery.saved_schedule import schedule_state
 from spottrain.recovery.script_parts import Stateful, states_of
-from spottrain.recovery.training_state import STABILITY, schedule_state
+from spottrain.recovery.training_state import STABILITY
 from spottrain.world.failures import UserError, as_user_errors
 
 _WRAPPERS = (DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel, FSDPModule)
@@ -222,17 +223,17 @@ def check_scheduler(scheduler: Any) -> None:
     _check_state({"scheduler": schedule_state(scheduler)})
 
 
-def check_stateful(stateful: Mapping[str, Stateful]) -> None:
-    """Refuse parts of a script or a framework whose state no commit can hold."""
+def check_stateful(stateful: Mapping[str, Stateful], records: Mapping[str, Stateful] | None = None) -> None:
+    """Refuse parts of a script, and records of a framework, whose state no commit can hold."""
     if STABILITY in stateful:
         raise UserError(f"stateful: the name {STABILITY} is taken by the job's stability; choose another one")
-    for name, part in stateful.items():
+    for name, part in {**stateful, **(records or {})}.items():
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
             raise UserError(
                 f"stateful: {name} ({type(part).__name__}) has no state_dict and load_state_dict, which save and "
                 "restore it; write a small class with both around the values"
             )
-        _check_state(states_of({name: part}))
+        _check_state({name: part.state_dict()} if name in (records or {}) else states_of({name: part}))
 
 
 def _check_state(state: dict[str, Any]) -> None:

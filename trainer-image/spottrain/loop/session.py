@@ -23,6 +23,7 @@ from spottrain.engines.auto import applied
 from spottrain.engines.blocks import find_blocks, prepare_blocks
 from spottrain.engines.choice import choose_engine
 from spottrain.engines.engine import Engine, EngineConfig, MakeOptimizer
+from spottrain.engines.named_state import OPTIMIZER
 from spottrain.engines.precision import DTYPES, slower_than_needed
 from spottrain.engines.structure import check_same_model
 from spottrain.loop.acceptance import (
@@ -43,7 +44,7 @@ from spottrain.recovery.open_store import open_store
 from spottrain.recovery.peft_adapters import peft_adapters
 from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.script_parts import Stateful
-from spottrain.recovery.training_state import STABILITY, TrainingState, model_config
+from spottrain.recovery.training_state import SCHEDULER, STABILITY, TrainingState, model_config
 from spottrain.world.drain import DrainFlag
 from spottrain.world.failures import Drained, UserError, as_user_errors
 from spottrain.world.launch import Launch, barrier, join_world, process_started_at
@@ -279,8 +280,7 @@ class Session:
         with as_user_errors():
             engine.check(self.config.strategy, model, self.world_size)
             refuse_unapplied(self.config, instead or {})
-        parts = {**(stateful or {}), **(records or {})}
-        check_stateful(parts)
+        check_stateful(stateful or {}, records)
         spread, _ = engine.wrap(model, lambda _: optimizer)
         plain = getattr(model, "module", model)
         return self._assemble(
@@ -293,7 +293,7 @@ class Session:
             scheduler=scheduler,
             model_config=model_config(plain),
             peft=peft_adapters(plain) if self.rank == 0 else None,
-            stateful=parts,
+            stateful={**(stateful or {}), **(records or {})},
             records=frozenset(records or {}),
         )
 
@@ -328,6 +328,8 @@ class Session:
         data: Data,
         order: DataOrder,
         *,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None,
         tokens_per_sample: int | None,
         stateful: Mapping[str, Stateful] | None = None,
         **state: Any,
@@ -342,7 +344,15 @@ class Session:
         parts = {**(stateful or {}), **({STABILITY: guard} if guard is not None else {})}
         self._training = Training(
             model=spread,
-            state=TrainingState(engine=engine, identity=header.model_dump(), stateful=parts, **state),
+            engine=engine,
+            state=TrainingState(
+                models=engine,
+                optimizers={OPTIMIZER: optimizer},
+                schedulers={SCHEDULER: scheduler} if scheduler is not None else {},
+                identity=header.model_dump(),
+                stateful=parts,
+                **state,
+            ),
             data=RankData(
                 data=data,
                 order=order,

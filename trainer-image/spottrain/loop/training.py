@@ -16,6 +16,7 @@ from spottrain.checkpoint.errors import CheckpointError, Fenced, RanksDiffer, Un
 from spottrain.data import random_state
 from spottrain.data.loader import MicroBatches
 from spottrain.data.rank_data import RankData
+from spottrain.engines.engine import Engine
 from spottrain.engines.model_state import full_state
 from spottrain.loop.acceptance import checked_total
 from spottrain.loop.stability import StabilityGuard, StepDecision
@@ -62,6 +63,7 @@ class Training:
         self,
         *,
         model: nn.Module,
+        engine: Engine,
         state: TrainingState,
         data: RankData,
         context: RankContext,
@@ -69,11 +71,11 @@ class Training:
         guard: StabilityGuard | None,
     ) -> None:
         self.model = model
-        self.optimizer = state.optimizer
+        [self.optimizer] = state.optimizers.values()
         self.step = 0
         self.plan = data.plan
         self._state = state
-        self._engine = state.engine
+        self._engine = engine
         self._data = data
         self._context = context
         self._agreement = context.agreement
@@ -261,8 +263,8 @@ class Training:
     def _update(self) -> None:
         if self.may_update():
             self._engine.update()
-        if self._state.scheduler is not None:
-            self._state.scheduler.step()
+        for scheduler in self._state.schedulers.values():
+            scheduler.step()
         self.step += 1
 
     def _complete(self) -> None:

@@ -96,7 +96,7 @@ class StateRestorer:
         loaded = self._retried(lambda: self._load_newest(checkpointer, state), sleep)
         if loaded is None:
             return None
-        state.engine.load_state(loaded.state)
+        state.models.load_state(loaded.state)
         state.set_learning_rates(rates)
         return loaded
 

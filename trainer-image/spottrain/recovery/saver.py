@@ -85,7 +85,7 @@ class StateSaver:
                 frozen=state.frozen(),
                 extra=self._extra(state),
                 alike=state.alike(),
-                trial=state.engine.try_load,
+                trial=state.models.try_load,
             )
 
     def is_due(self) -> bool:

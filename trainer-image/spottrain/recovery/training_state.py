@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain.checkpoint.errors import CheckpointError, CheckpointMismatch, RanksDiffer, UnsupportedState
 from spottrain.checkpoint.format import codec
+from spottrain.checkpoint.format.described import holds_tensors
 from spottrain.checkpoint.loading.loader import Loaded
 from spottrain.data import random_state
-from spottrain.engines.engine import Engine
+from spottrain.engines.engine import SavedState
+from spottrain.recovery.saved_schedule import SavedSchedule, as_plain
 from spottrain.recovery.script_parts import (
     PREFIX,
     Stateful,
@@ -32,15 +32,15 @@ from spottrain_api.contract.reports import StrategyChoice
 
 # Key under which a commit holds the strategy that `strategy: auto` chose.
 STRATEGY = "strategy"
+# Name of the one schedule of a loop that is the library's or a framework's.
+SCHEDULER = "scheduler"
 # Name of the part of the run that is the guard of `stability`.
 STABILITY = "stability"
-# Parts of a schedule's state that say where it is.
-_POSITION = ("last_epoch", "_step_count")
 # Options of an optimizer's groups that scripts set and commits hold. Schedules keep the rate as initial_lr.
 _OPTIONS = ("lr", "weight_decay", "betas", "momentum", "eps")
 
-Options = Sequence[Mapping[str, Any]]
-"""Options of each group of an optimizer: numbers and tuples of numbers. Some optimizers have None for a rate."""
+Options = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Options of each optimizer's groups: numbers and tuples of numbers. Some optimizers have None for a rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +48,9 @@ class TrainingState:
     """Everything that makes a resumed run the same run.
 
     Attributes:
-        engine: Holds model and optimizer.
-        optimizer: The optimizer that schedules set; its groups hold the options.
-        scheduler: The schedule of learning rates; None if there is none.
+        models: Holds models and optimizers.
+        optimizers: The optimizers that schedules set, by their keys in the state; their groups hold the options.
+        schedulers: The schedules of learning rates, by name.
         identity: What must not differ between the run that saved and the run that resumes, such as the seed and the
             number of samples.
         model_config: Configuration of a Hugging Face model, for exports.
@@ -63,9 +63,9 @@ class TrainingState:
             the same on all ranks.
     """
 
-    engine: Engine
-    optimizer: Optimizer
-    scheduler: LRScheduler | None
+    models: SavedState
+    optimizers: Mapping[str, Optimizer]
+    schedulers: Mapping[str, LRScheduler]
     identity: dict[str, Any]
     model_config: dict[str, Any] | None = None
     peft: dict[str, Any] | None = None
@@ -77,11 +77,18 @@ class TrainingState:
 
     def tensors(self) -> dict[str, Any]:
         """Model, optimizer and the script's parts in the form that DCP expects, with their shards."""
-        return {**self.engine.state(), **states_of(self._parts())}
+        return {**self.models.state(), **states_of(self._parts())}
 
     def room(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """A state to load a commit into: see `Engine.room`."""
-        return {**self.engine.room(saved), **room_for(self._parts(), saved)}
+        """A state to load a commit into: see `SavedState.room`."""
+        room = {**self.models.room(saved), **room_for(self._parts(), saved)}
+        left = (key for key in saved if key not in room and not key.startswith(PREFIX) and holds_tensors(saved[key]))
+        if (key := next(left, None)) is not None:
+            raise CheckpointMismatch(
+                f"The checkpoint holds the model or optimizer {key!r}, which the script doesn't have. Give it back "
+                "under this name, or create a new job with a different checkpoint.uri."
+            )
+        return room
 
     def _parts(self) -> dict[str, Stateful]:
         """The parts that are the same on all ranks."""
@@ -89,14 +96,14 @@ class TrainingState:
 
     def frozen(self) -> set[str]:
         """Names of the tensors that are not trained, as in the checkpointer."""
-        return {f"model.{name}" for name in self.engine.frozen()}
+        return self.models.frozen()
 
     def extra(self) -> dict[str, Any]:
         """What a commit holds besides tensors: plain values, the same on all ranks."""
         extra = {
             "identity": self.identity,
-            "scheduler": schedule_state(self.scheduler) if self.scheduler is not None else None,
-            "scheduler_class": type(self.scheduler).__name__ if self.scheduler is not None else None,
+            "optimizers": list(self.optimizers),
+            "schedulers": {name: each.state() for name, each in self._schedules().items()},
             "model_config": self.model_config,
             "engine": self.engine_name,
             "total_steps": self.total_steps,
@@ -111,7 +118,7 @@ class TrainingState:
 
     def alike(self) -> list[tuple[str, ...]]:
         """Where `extra` has values that are the same on all ranks."""
-        return [("identity",), ("scheduler",), ("total_steps",)]
+        return [("identity",), ("schedulers",), ("total_steps",)]
 
     def restore(self, loaded: Loaded, scripts: Options, *, seed: int, rank: int) -> None:
         """Restore a commit, and the random numbers. A collective.
@@ -125,9 +132,10 @@ class TrainingState:
         Raises:
             CheckpointMismatch: The schedule or a part of `stateful` does not understand its saved state.
         """
-        self.engine.load_state(loaded.state)
-        if self.scheduler is not None and loaded.extra["scheduler"] is not None:
-            self._load_schedule(self.scheduler, loaded, scripts)
+        self.models.load_state(loaded.state)
+        for name, schedule in self._schedules().items():
+            if (saved := loaded.extra["schedulers"].get(name)) is not None:
+                schedule.load(saved, self._rates(schedule, scripts), loaded.step)
         load_parts(self._parts(), loaded.state, loaded.step)
         for name, saved in loaded.extra["records"].items():
             if name in self.records:
@@ -137,69 +145,32 @@ class TrainingState:
         else:
             random_state.seed_everything(seed, step=loaded.step, rank=rank)
 
-    def _load_schedule(self, scheduler: LRScheduler, loaded: Loaded, scripts: Options) -> None:
-        """Continue the schedule where the commit's was; the optimizer is loaded.
+    def _schedules(self) -> dict[str, SavedSchedule]:
+        return {name: SavedSchedule(each) for name, each in self.schedulers.items()}
 
-        A schedule of another class has numbers of its own, and takes over the step and the rates that it scales.
-        """
-        initial = tuple(group.get("lr") for group in scripts)
-        # Others, such as a CyclicLR in a sequence, have base rates of their own.
-        scale_groups = [
-            each for each in _simple_schedules(scheduler) if _plain(getattr(each, "base_lrs", None)) == initial
-        ]
-        saved = loaded.extra["scheduler"]
-        before = self._other_schedule(loaded)
-        if before is None:
-            saved = _with_tensors(saved, scheduler.state_dict())
-            load_part("the schedule", scheduler, saved, loaded.step, advice="Set the schedule back")
-            for each in _simple_schedules(scheduler):
-                groups = each.optimizer.param_groups
-                if each in scale_groups and all("initial_lr" in group for group in groups):
-                    # The optimizer's groups were loaded by their parameters: the script may form others.
-                    each.base_lrs = [group["initial_lr"] for group in groups]
-                numbers = {len(getattr(each, name, groups)) for name in ("base_lrs", "max_lrs")}
-                if other := numbers - {len(groups)}:
-                    raise CheckpointMismatch(
-                        f"The checkpoint at step {loaded.step} has a {type(each).__name__} for {other.pop()} "
-                        f"parameter groups, and the script forms {len(groups)}. Set the groups back, or create a new "
-                        "job with a different checkpoint.uri."
-                    )
-            return
-        has_step = "last_epoch" in saved  # not a ChainedScheduler's
-        if not has_step or hasattr(scheduler, "_schedulers"):  # made of others, with steps of their own
-            advice = "Use a LambdaLR, such as those of spottrain.schedules, set" if has_step else "Set"
-            raise CheckpointMismatch(
-                f"The checkpoint at step {loaded.step} was made with the schedule {before}, from which the script's "
-                f"{type(scheduler).__name__} can't continue. {advice} the schedule back, or create a new job with a "
-                "different checkpoint.uri."
-            )
-        vars(scheduler).update({name: saved[name] for name in _POSITION if name in saved})
-        if scheduler in scale_groups:
-            scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
-
-    def _other_schedule(self, loaded: Loaded) -> str | None:
-        """The class of the commit's schedule, if it is not the script's."""
-        before: str | None = loaded.extra["scheduler_class"]
-        return before if self.scheduler is not None and before != type(self.scheduler).__name__ else None
+    def _rates(self, schedule: SavedSchedule, scripts: Options) -> list[Any]:
+        """The learning rates that the script gave to the schedule's optimizer."""
+        of = schedule.scheduler.optimizer
+        return [group.get("lr") for name, each in self.optimizers.items() if each is of for group in scripts[name]]
 
     def options(self) -> Options:
-        """The optimizer's options as they are now, before what a schedule makes of them."""
-        return [
-            {name: _plain(group.get(f"initial_{name}", group[name])) for name in _OPTIONS if name in group}
-            for group in self.optimizer.param_groups
-        ]
+        """The optimizers' options as they are now, before what a schedule makes of them."""
+        return {
+            name: [
+                {each: as_plain(group.get(f"initial_{each}", group[each])) for each in _OPTIONS if each in group}
+                for group in optimizer.param_groups
+            ]
+            for name, optimizer in self.optimizers.items()
+        }
 
-    def learning_rates(self) -> list[float]:
-        """Learning rates of the optimizer's groups; empty if no schedule sets them."""
-        return [float(group["lr"]) for group in self.scheduler.optimizer.param_groups] if self.scheduler else []
+    def learning_rates(self) -> dict[str, list[float]]:
+        """Learning rates of groups that schedules set, by the names of the schedules."""
+        return {name: schedule.rates() for name, schedule in self._schedules().items()}
 
-    def set_learning_rates(self, rates: list[float]) -> None:
+    def set_learning_rates(self, rates: Mapping[str, Sequence[float]]) -> None:
         """Set what `learning_rates` returned."""
-        for group, rate in zip(self.scheduler.optimizer.param_groups if self.scheduler else [], rates, strict=True):
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+        for name, schedule in self._schedules().items():
+            schedule.set_rates(rates[name])
 
     def check(self, extra: dict[str, Any], step: int) -> None:
         """Raises CheckpointMismatch if the saved run had a different identity."""
@@ -224,24 +195,15 @@ class TrainingState:
                 f"from it with {now}: the weights and the order of the samples are the same, the rounding is not."
             )
         length, new_length = loaded.extra["total_steps"], self.total_steps
-        if self.scheduler is not None and None not in (length, new_length) and length != new_length:
+        if self.schedulers and None not in (length, new_length) and length != new_length:
             yield (
                 f"The checkpoint at step {loaded.step} is of a run of {length} steps, and this run has {new_length}. "
                 "Learning rates of spottrain.schedules follow the new length from the next step on; other schedules "
                 "may keep the old one."
             )
-        if self.scheduler is not None and loaded.extra["scheduler"] is None:
-            yield (
-                f"The checkpoint at step {loaded.step} was made without a schedule, and the script's schedule starts "
-                "at its own step 0. Make it for the steps that are left, or create a new job with a different "
-                "checkpoint.uri."
-            )
-        if (before := self._other_schedule(loaded)) is not None:
-            yield (
-                f"The checkpoint at step {loaded.step} was made with the schedule {before}, and the script's "
-                f"{type(self.scheduler).__name__} continues from there. The first step has the learning rate of the "
-                "checkpoint. A LambdaLR then follows its function; most others go on from that rate."
-            )
+        saved = loaded.extra["schedulers"]
+        every = (schedule.change(saved.get(name), loaded.step) for name, schedule in self._schedules().items())
+        yield from filter(None, every)
         new = self.stateful.keys() - set(loaded.extra["stateful"]) - {STABILITY}
         if new:
             yield (
@@ -263,7 +225,8 @@ class TrainingState:
         The script gave the optimizer these options.
         """
         differing: dict[str, str] = {}
-        for now, script in zip(self.options(), scripts, strict=True):
+        pairs = [pair for name, now in self.options().items() for pair in zip(now, scripts[name], strict=True)]
+        for now, script in pairs:
             for name in script.keys() & now.keys():
                 if now[name] != script[name]:
                     differing.setdefault(name, f"{name} {now[name]} (in the script: {script[name]})")
@@ -289,15 +252,24 @@ def what_fits(
         is_of_script = error.name.startswith(PREFIX)
         return tensors, extra, f"holds rank 0's {error.name} for all ranks" if is_of_script else None
     records = {name: state for name, state in extra["records"].items() if codec.is_storable(state)}
-    states = tensors.get("optimizer", {}).get("state", {})
-    fitting = {name: state for name, state in states.items() if _is_storable(state)}
+    optimizers = {name: _fitting(tensors[name]) for name in extra["optimizers"]}
     parts = [*unfit_parts(tensors), *(extra["records"].keys() - records.keys())]
     left_out = [f"the state of {name} (stateful)" for name in parts]
-    left_out += [f"the optimizer's state of {name}" for name in states if name not in fitting]
-    kept = {**tensors, "optimizer": {**tensors["optimizer"], "state": fitting}} if states else tensors
+    left_out += [
+        f"the optimizer's state of {name}"
+        for key, kept in optimizers.items()
+        for name in tensors[key]["state"]
+        if name not in kept["state"]
+    ]
     change = f"is without {', '.join(left_out)}, which a resume would start afresh" if left_out else None
     names = [name for name in extra["stateful"] if name not in parts]
-    return without(kept, parts), {**extra, "records": records, "stateful": names}, change
+    return without({**tensors, **optimizers}, parts), {**extra, "records": records, "stateful": names}, change
+
+
+def _fitting(optimizer: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state without that of parameters that no commit can hold."""
+    states = {name: state for name, state in optimizer["state"].items() if _is_storable(state)}
+    return {**optimizer, "state": states}
 
 
 def _is_storable(state: dict[str, Any]) -> bool:
@@ -306,57 +278,6 @@ def _is_storable(state: dict[str, Any]) -> bool:
     except UnsupportedState:
         return False
     return True
-
-
-def _plain(value: Any) -> Any:
-    """An option with numbers instead of tensors, and tuples instead of lists."""
-    if isinstance(value, list | tuple):
-        return tuple(map(_plain, value))
-    return value.item() if isinstance(value, torch.Tensor) else value
-
-
-def schedule_state(scheduler: LRScheduler) -> dict[str, Any]:
-    """A schedule's state in plain values.
-
-    If learning rates are tensors, parts of the schedule's own state are, too.
-    """
-    state: dict[str, Any] = _with_numbers(scheduler.state_dict())
-    return state
-
-
-def _simple_schedules(scheduler: LRScheduler) -> Iterator[LRScheduler]:
-    """The schedule, or those of which it consists."""
-    if hasattr(scheduler, "_schedulers"):
-        for each in scheduler._schedulers:
-            yield from _simple_schedules(each)
-    else:
-        yield scheduler
-
-
-def _with_numbers(state: Any) -> Any:
-    if isinstance(state, torch.Tensor):
-        return state.item()
-    if isinstance(state, dict):
-        return {key: _with_numbers(value) for key, value in state.items()}
-    return [_with_numbers(value) for value in state] if isinstance(state, list) else state
-
-
-def _with_tensors(saved: Any, now: Any) -> Any:
-    """Undo `_with_numbers`.
-
-    Values that are tensors in the state of the same schedule `now` become tensors, and dicts get their class from it.
-    A rate computed from numbers would round differently.
-    """
-    if isinstance(now, torch.Tensor):
-        return torch.tensor(saved, dtype=now.dtype, device=now.device)
-    if isinstance(saved, dict) and isinstance(now, dict):
-        restored = copy.copy(now)  # of the same class: MultiStepLR has a Counter, whose methods SequentialLR needs
-        restored.clear()
-        restored.update({key: _with_tensors(value, now.get(key)) for key, value in saved.items()})
-        return restored
-    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
-        return [_with_tensors(*pair) for pair in zip(saved, now, strict=True)]
-    return saved
 
 
 def model_config(model: nn.Module) -> dict[str, Any] | None:

@@ -31,6 +31,13 @@ def of_tensor(tensor: torch.Tensor) -> Described:
     return Described(tensor.dtype, tensor.shape)
 
 
+def holds_tensors(state: Any) -> bool:
+    """Whether there is a Described in a state."""
+    if isinstance(state, dict):
+        return any(map(holds_tensors, state.values()))
+    return any(map(holds_tensors, state)) if isinstance(state, list | tuple) else isinstance(state, Described)
+
+
 def described(manifest: Manifest) -> dict[str, Any]:
     """The state in a checkpoint, with a Described in the place of each tensor. Raises CorruptCheckpoint."""
     tensors = {

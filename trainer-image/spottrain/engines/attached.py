@@ -1,0 +1,73 @@
+"""Models that somebody else has spread, and optimizers that somebody else steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from spottrain.engines.buffers import SharedBuffers
+from spottrain.engines.ddp import settle_buckets
+from spottrain.engines.gathered import GatheredParameters
+from spottrain.engines.model_state import without_wrapper
+from spottrain.engines.named_state import MODEL, NamedState
+from spottrain.engines.step_agreement import StepAgreement
+from spottrain.world.failures import UserError
+
+
+class AttachedModels(NamedState):
+    """Holds the state of any number of models and optimizers, by their names in commits.
+
+    Their owner calls backward, clips and updates.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
+        """A collective, with the same models on all ranks, as they were spread."""
+        self._models, self._optimizers = models, optimizers
+        every = _together(models)
+        self._buffers, self._gathered = SharedBuffers(every), GatheredParameters(every)
+        self._agreement = StepAgreement(self._buffers)
+        for optimizer in optimizers.values():
+            optimizer.register_step_pre_hook(lambda *_: self._require_rest())
+        for model in models.values():
+            # DDP that finds unused parameters does not rearrange its buckets. DDP with a static graph learns the
+            # graph from its first backward pass, which has to be the script's.
+            if isinstance(model, DistributedDataParallel) and not (
+                model.find_unused_parameters or model.static_graph
+            ):
+                settle_buckets(model, model.module)
+
+    def update(self) -> None:
+        """Share the buffers after the owner's update. A collective.
+
+        They would differ between ranks until DDP's next forward pass, and for ever under FSDP2.
+        """
+        self._agreement.reach()
+        self._buffers.share()
+
+    def discard(self) -> None:
+        """Clear the gradients, so that the owner's update changes nothing."""
+        for optimizer in self._optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+
+    def _at_rest(self) -> Mapping[str, nn.Module]:
+        self._gathered.reshard()
+        return self._models
+
+    def _require_rest(self) -> None:
+        """Refuse an update whose gradients the owner may have clipped or checked without seeing them."""
+        if (name := self._gathered.first()) is not None:
+            raise UserError(
+                f"The model was called between the last backward pass and the optimizer's step, and its parameter "
+                f"{name} has been gathered since: what clips or checks gradients in between has not seen them. Call "
+                "the model after the step, or set reshard_after_forward of the framework's FSDP plugin to True."
+            )
+
+
+def _together(models: Mapping[str, nn.Module]) -> nn.Module:
+    """One module that holds all models, in which the one that is named `model` has its own names."""
+    plain: dict[str, Any] = {name: without_wrapper(model) for name, model in models.items()}
+    return plain[MODEL] if plain.keys() == {MODEL} else nn.ModuleDict(plain)

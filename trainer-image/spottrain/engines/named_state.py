@@ -1,0 +1,69 @@
+"""The state of models and their optimizers in a commit, by the names of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from spottrain.engines.model_state import frozen_names, load_model_state, model_state, unwrapped, without_wrapper
+from spottrain.engines.optimizer_state import NamedOptimizer
+
+# The model of this name is named in commits as if it were alone.
+MODEL = "model"
+OPTIMIZER = "optimizer"
+
+
+class NamedState:
+    """Implements what `Engine` says of states, for models with plain or sharded parameters and their optimizers.
+
+    Each model and each optimizer has a name, which is its key in the state.
+    """
+
+    _models: Mapping[str, nn.Module]
+    _optimizers: Mapping[str, Optimizer]
+
+    def _at_rest(self) -> Mapping[str, nn.Module]:
+        """The models with their own parameters, which the optimizers have. What reads or changes them takes these."""
+        return self._models
+
+    def state(self) -> dict[str, Any]:
+        optimizers = {name: each.state() for name, each in self._named_optimizers().items()}
+        return {**self._model_states(), **optimizers}
+
+    def room(self, saved: dict[str, Any]) -> dict[str, Any]:
+        optimizers = {
+            name: each.room(saved[name]) for name, each in self._named_optimizers().items() if name in saved
+        }
+        return {**self._model_states(), **optimizers}
+
+    def try_load(self) -> None:
+        for each in self._named_optimizers().values():
+            each.try_load()
+
+    def model_state(self) -> dict[str, Any]:
+        return model_state(self._at_rest()[MODEL])
+
+    def frozen(self) -> set[str]:
+        return {f"{name}.{each}" for name, model in self._at_rest().items() for each in frozen_names(model)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for name, model in self._at_rest().items():
+            load_model_state(model, state[name])
+        for name, optimizer in self._named_optimizers().items():
+            optimizer.load(state[name])
+
+    def _model_states(self) -> dict[str, Any]:
+        return {name: model_state(model) for name, model in self._at_rest().items()}
+
+    def _named_optimizers(self) -> dict[str, NamedOptimizer]:
+        """By the names that parameters had before they were spread."""
+        names: dict[torch.Tensor, str] = {}
+        for name, model in self._at_rest().items():
+            prefix = "" if name == MODEL else f"{name}."
+            for of_parameter, parameter in without_wrapper(model).named_parameters():
+                names.setdefault(parameter, f"{prefix}{unwrapped(of_parameter)}")
+        return {name: NamedOptimizer(optimizer, names) for name, optimizer in self._optimizers.items()}
