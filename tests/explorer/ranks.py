@@ -6,7 +6,8 @@ and the computation of a step are questions to the world.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -210,9 +211,9 @@ class _Data:
 class _State:
     """Stands for TrainingState: no tensors."""
 
-    engine: Any
-    optimizer: None = None
-    scheduler: None = None
+    models: Any
+    optimizers: Mapping[str, Any] = field(default_factory=lambda: {"optimizer": None})
+    schedulers: Mapping[str, Any] = field(default_factory=dict)
     total_steps: int | None = None
 
     def tensors(self) -> dict[str, Any]:
@@ -272,9 +273,11 @@ def _training(number: int, start: Committed | None, script: Script, reporter: _R
         reporter=reporter,
         sleep=None,
     )
+    engine = SimpleNamespace(update=lambda: None, try_load=lambda: None)
     return Training(
         model=cast(Any, None),
-        state=cast(Any, _State(engine=SimpleNamespace(update=lambda: None, try_load=lambda: None))),
+        engine=cast(Any, engine),
+        state=cast(Any, _State(models=engine)),
         data=cast(Any, _Data()),
         context=cast(Any, context),
         recovery=cast(Any, SimpleNamespace(schedule=schedule, saver=saver, restorer=restorer, reports=reports)),

@@ -406,6 +406,7 @@ def make_step(updates: list[int]) -> Step:
     plan = BatchPlan(global_batch=3, micro_batch=2, world_size=1)
     return Step(
         1,
+        rank=0,
         plan=plan,
         batches=map(FetchedBatch, plan.micro_batches(0, 0), [1.0, 2.0]),
         engine=_NoEngine(),

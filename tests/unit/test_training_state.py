@@ -61,7 +61,10 @@ class Buffer:
     """A replay buffer of 4 MiB, with an average in shards beside it if `weights` are."""
 
     def __init__(self, weights: torch.Tensor | None = None) -> None:
-        self.arrays = {"seen": np.zeros((1 << 16, 8), np.float32), "empty": np.zeros((0, 3))}
+        self.arrays: dict[str, np.ndarray[Any, Any]] = {
+            "seen": np.zeros((1 << 16, 8), np.float32),
+            "empty": np.zeros((0, 3)),
+        }
         self.average = None if weights is None else torch.zeros_like(weights)
 
     def state_dict(self) -> dict[str, Any]:

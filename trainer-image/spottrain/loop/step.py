@@ -10,6 +10,8 @@ import torch
 
 from spottrain.data.batch import BatchPlan, FetchedBatch, MicroBatch
 from spottrain.engines.engine import Engine
+from spottrain.loop.whole_batch import gather
+from spottrain.world.failures import UserError
 
 
 class LossMeter:
@@ -61,6 +63,7 @@ class Step:
         self,
         number: int,
         *,
+        rank: int,
         plan: BatchPlan,
         batches: Iterator[FetchedBatch],
         engine: Engine,
@@ -68,6 +71,7 @@ class Step:
         update: Callable[[], None],
     ) -> None:
         self.number = number
+        self._rank = rank
         self._plan = plan
         self._batches = batches
         self._engine = engine
@@ -76,6 +80,7 @@ class Step:
         self._current: MicroBatch | None = None
         self._num_done = 0
         self._has_begun = False
+        self._is_of_whole_batch = False  # whether the loss of the micro-batch under way is
         self.updated = False
 
     def micro_batches(self) -> Iterator[Any]:
@@ -114,7 +119,8 @@ class Step:
         It is weighted so that the step's gradient is the mean over all samples of the global batch.
 
         Args:
-            loss: The mean over the samples of the micro-batch, a scalar.
+            loss: The mean over the samples of the micro-batch, a scalar; over those of the global batch, if it was
+                computed from what `gather` returned.
 
         Raises:
             RuntimeError: Called outside the loop over `micro_batches`, or twice for one of them.
@@ -123,11 +129,45 @@ class Step:
             raise RuntimeError(
                 "step.backward(loss) belongs inside `for batch in step.micro_batches()`, once for each"
             )
-        weighted = loss * self._current.loss_weight
+        weighted = loss if self._is_of_whole_batch else loss * self._current.loss_weight
         self._engine.backward(weighted)
         self.observe(weighted.detach() / self._plan.world_size)
-        self._current = None
+        self._current, self._is_of_whole_batch = None, False
         self._num_done += 1
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """Gather a tensor over the whole global batch, for a loss that compares its samples with each other.
+
+        The rows come back in the order of the batch, at any number of ranks, with gradients for this rank's. A loss
+        of gathered tensors is the mean over the global batch, and the same on all ranks: `backward` takes it so.
+
+        Args:
+            rows: A tensor of the micro-batch under way, with a row for each of its samples.
+
+        Returns:
+            A tensor with a row for each sample of the global batch.
+
+        Raises:
+            RuntimeError: Called outside the loop over `micro_batches`, or `rows` has another number of rows.
+            UserError: The ranks have several micro-batches, of which each sees only a part of the batch.
+        """
+        if self._current is None:
+            raise RuntimeError("step.gather belongs inside `for batch in step.micro_batches()`, before step.backward")
+        plan, number = self._plan, len(self._current.positions)
+        if plan.num_micro_batches > 1:
+            share = -(-plan.global_batch // plan.world_size)
+            raise UserError(
+                f"step.gather needs all samples of a step at once, and each of the {plan.world_size} ranks has "
+                f"{plan.num_micro_batches} micro-batches of up to {plan.micro_batch}. Set batch.micro to at least "
+                f"{share}, or to {plan.global_batch}, so that any number of ranks can train"
+            )
+        if rows.shape[:1] != (number,):
+            raise RuntimeError(
+                f"step.gather got a tensor of shape {list(rows.shape)} in a micro-batch of {number} samples; pass "
+                "one with a row for each of them"
+            )
+        self._is_of_whole_batch = True
+        return gather(rows, [len(plan.share(rank)) for rank in range(plan.world_size)], self._rank)
 
     def update(self) -> None:
         """Clip gradients, step the optimizer and the schedule, and clear gradients.

@@ -237,6 +237,7 @@ class Training:
     def _new_step(self, batches: MicroBatches) -> Step:
         return Step(
             self.step + 1,
+            rank=self._context.rank,
             plan=self.plan,
             batches=batches,
             engine=self._engine,
