@@ -21,8 +21,9 @@ import torch
 
 from benchmarks import clean_up_on_sigterm
 from spottrain.data.batch import BatchPlan
+from spottrain.data.batches import Batches
 from spottrain.data.loader import Data, load_batches
-from spottrain.data.order import DataOrder
+from spottrain.data.order import Permutation
 
 STEP_SECONDS = SAMPLE_SECONDS = 0.02
 NUM_WARM_UP = 10
@@ -76,7 +77,7 @@ def measure(samples: Samples, num_workers: int | None, num_steps: int) -> tuple[
     whole, waited = [], []
     batches = load_batches(
         Data(samples, num_workers=num_workers),
-        DataOrder(num_samples=NUM_SAMPLES),
+        Batches(Permutation(num_samples=NUM_SAMPLES), global_batch=1),
         BatchPlan(global_batch=1, micro_batch=1, world_size=1),
         rank=0,
         first_step=0,

@@ -165,6 +165,8 @@ class Run:
             "kill_at": self.kill_at.get(rank),
             "frozen": False,
             "step_loss": False,
+            "epochs": None,
+            "order": None,
             "export_first": False,
             "uri": self.uri or f"file://{self.folder}/checkpoints",
             "endpoint_url": self.endpoint_url,

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, cast
 from explorer.replay import Position, Script, run
 from explorer.store import Committed
 from spottrain.checkpoint.errors import CheckpointError
+from spottrain.data.batches import Batches
+from spottrain.data.order import Permutation
 from spottrain.loop.training import Training
 from spottrain.recovery.interval import CommitInterval
 from spottrain.recovery.saver import StateSaver
@@ -197,13 +199,23 @@ class _Data:
     """Stands for RankData: no samples."""
 
     plan = SimpleNamespace(world_size=1, global_batch=1, num_micro_batches=0)
-    order = SimpleNamespace(seed=0, num_samples=1)
-    tokens_per_step = None
+    order = Permutation(num_samples=1)
+    batches = Batches(order, global_batch=1)
+
+    def begin(self, length: int, *, by_epoch: bool) -> dict[str, Any]:
+        self.batches = Batches(self.order, global_batch=1, by_epoch=by_epoch, length=length)
+        return {}
+
+    def steps_schedule(self, step: int) -> bool:
+        return True
+
+    def tokens(self, step: int) -> None:
+        """Nobody counts."""
 
     def record(self, step: int) -> None:
         """Nobody looks."""
 
-    def batches(self, **_: Any) -> Any:
+    def load(self, **_: Any) -> Any:
         return SimpleNamespace(close=lambda: None, pop_wait=lambda: 0.0)
 
 
@@ -214,6 +226,7 @@ class _State:
     models: Any
     optimizers: Mapping[str, Any] = field(default_factory=lambda: {"optimizer": None})
     schedulers: Mapping[str, Any] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict)
     total_steps: int | None = None
 
     def tensors(self) -> dict[str, Any]:

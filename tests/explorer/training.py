@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple
 from functools import lru_cache
 from typing import Any
 
@@ -400,4 +399,4 @@ def _started(run: Run, step: int, *, is_background: bool) -> Run:
 def _decision(run: Run) -> Decision:
     """The sums of the newest ballots, as the ranks read them."""
     ballots = [next(answer for answer in reversed(rank.log) if isinstance(answer, Ballot)) for rank in run.ranks]
-    return Decision.from_sums([sum(map(float, votes)) for votes in zip(*map(astuple, ballots), strict=True)])
+    return Decision.from_sums([sum(votes) for votes in zip(*(ballot.votes() for ballot in ballots), strict=True)])

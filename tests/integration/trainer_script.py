@@ -18,6 +18,7 @@ os.environ.update(RANK_SETTINGS["environment"])
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+import script_orders  # noqa: E402
 import spottrain  # noqa: E402
 from kill_point import KillPoint  # noqa: E402
 from spottrain.checkpoint.format.attempt import Attempt  # noqa: E402
@@ -177,12 +178,15 @@ with spottrain.session() as session:
         dataset=dataset,
         clip_grad_norm=5.0,
         stateful={"seen": seen},
+        order=getattr(script_orders, RANK_SETTINGS["order"]) if RANK_SETTINGS["order"] else None,
     )
     if RANK_SETTINGS["export_first"]:
         training.full_state_dict()
     losses: dict[int, float] = {}
     exact: dict[int, float] = {}
-    for step in training.steps(total=RANK_SETTINGS["steps"]):
+    epochs = training.epochs(RANK_SETTINGS["epochs"]) if RANK_SETTINGS["epochs"] else None
+    steps = training.steps(total=RANK_SETTINGS["steps"])
+    for step in (step for epoch in epochs for step in epoch) if epochs is not None else steps:
         for x, y in step.micro_batches():
             loss = (training.model(x) - y).square().mean()
             strike(step.number)

@@ -35,6 +35,6 @@ def test_a_schedule_that_needs_more_than_the_step_is_refused_for_what_it_needs(s
         check_scheduler(schedule)
 
 
-def test_a_total_that_is_no_whole_number_names_the_recipe() -> None:
-    with pytest.raises(UserError, match=r"math\.ceil\(epochs \* len\(dataset\) / global_batch\)"):
+def test_a_total_that_is_no_whole_number_names_the_loop_by_epochs() -> None:
+    with pytest.raises(UserError, match=r"those of training\.epochs"):
         checked_total(2.5)

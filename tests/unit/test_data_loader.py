@@ -27,8 +27,9 @@ from torch.utils.data import get_worker_info
 from cluster_fixtures import wait_for
 from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan
+from spottrain.data.batches import Batches
 from spottrain.data.loader import NUM_MEASURED, Data, load_batches
-from spottrain.data.order import DataOrder
+from spottrain.data.order import Permutation
 from spottrain.data.workers import FromWorkers
 from spottrain.world.failures import LOST_WORKER, failure_of
 
@@ -36,11 +37,13 @@ from spottrain.world.failures import LOST_WORKER, failure_of
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_come_in_order_from_any_step_on(num_workers: int) -> None:
     dataset = list(range(23))
-    order, plan = DataOrder(num_samples=23, seed=4), BatchPlan(global_batch=7, micro_batch=2, world_size=2)
+    order, plan = Permutation(num_samples=23, seed=4), BatchPlan(global_batch=7, micro_batch=2, world_size=2)
     data = Data(dataset, num_workers=num_workers)
-    batches = load_batches(data, order, plan, rank=1, first_step=5, device=torch.device("cpu"))
+    batches = load_batches(
+        data, Batches(order, plan.global_batch), plan, rank=1, first_step=5, device=torch.device("cpu")
+    )
     found = [next(batches).data.tolist() for _ in range(2)]
-    assert found == [order.samples(micro.positions).tolist() for micro in plan.micro_batches(1, 5)]
+    assert found == [order.samples(micro.positions).tolist() for micro in plan.micro_batches(1, range(35, 42))]
 
 
 class Draws:
@@ -69,9 +72,17 @@ def batches_of(dataset: Any, *, steps: int = 8, seconds: float = 0.0, **how: Any
 
     The rank draws random numbers itself between them. Fetching one takes `seconds`.
     """
-    order, plan = DataOrder(num_samples=23, seed=4), BatchPlan(global_batch=6, micro_batch=3, world_size=2)
+    order, plan = Permutation(num_samples=23, seed=4), BatchPlan(global_batch=6, micro_batch=3, world_size=2)
     data = Data(dataset, **how)
-    batches = load_batches(data, order, plan, rank=1, first_step=5, device=torch.device("cpu"), now=Clock(seconds))
+    batches = load_batches(
+        data,
+        Batches(order, plan.global_batch),
+        plan,
+        rank=1,
+        first_step=5,
+        device=torch.device("cpu"),
+        now=Clock(seconds),
+    )
     found = []
     with closing(batches):
         for _ in range(steps):
@@ -124,14 +135,13 @@ def test_what_a_script_has_done_first_in_a_worker_is_done_there() -> None:
 
 
 def test_a_sample_draws_the_same_in_whatever_micro_batch_it_is() -> None:
-    order = DataOrder(num_samples=23, seed=4)
-
     def drawn(micro_batch: int) -> list[float]:
         plan = BatchPlan(global_batch=6, micro_batch=micro_batch, world_size=1)
-        batches = load_batches(
-            Data(Draws(), num_workers=0), order, plan, rank=0, first_step=0, device=torch.device("cpu")
+        batches = Batches(Permutation(num_samples=23, seed=4), global_batch=6)
+        found = load_batches(
+            Data(Draws(), num_workers=0), batches, plan, rank=0, first_step=0, device=torch.device("cpu")
         )
-        return torch.cat([next(batches).data["torch"] for _ in range(plan.num_micro_batches)]).tolist()
+        return torch.cat([next(found).data["torch"] for _ in range(plan.num_micro_batches)]).tolist()
 
     assert drawn(2) == drawn(6)
 
@@ -143,9 +153,9 @@ def test_the_random_numbers_of_training_do_not_know_of_the_data() -> None:
     assert random_state.capture() == state
 
 
-def _of_draws() -> tuple[Data, DataOrder, BatchPlan]:
+def _of_draws() -> tuple[Data, Batches, BatchPlan]:
     plan = BatchPlan(global_batch=6, micro_batch=3, world_size=1)
-    return Data(Draws(), num_workers=0), DataOrder(num_samples=23), plan
+    return Data(Draws(), num_workers=0), Batches(Permutation(num_samples=23), plan.global_batch), plan
 
 
 def test_by_default_a_worker_fetches_what_takes_its_time_and_no_worker_what_does_not() -> None:
@@ -263,9 +273,11 @@ def test_a_worker_and_a_script_that_evaluates_read_the_same_file(tmp_path: Path)
 
     evaluation = Thread(target=evaluate)
     evaluation.start()
-    data, order = Data(records, num_workers=1), DataOrder(num_samples=8, shuffle=False)
+    data, order = Data(records, num_workers=1), Permutation(num_samples=8, shuffle=False)
     plan = BatchPlan(global_batch=4, micro_batch=4, world_size=1)
-    with closing(load_batches(data, order, plan, rank=0, first_step=1, device=torch.device("cpu"))) as batches:
+    with closing(
+        load_batches(data, Batches(order, plan.global_batch), plan, rank=0, first_step=1, device=torch.device("cpu"))
+    ) as batches:
         assert next(batches).data.tolist() == [4, 5, 6, 7]
     evaluation.join()
 
@@ -339,7 +351,8 @@ def is_running(pid: int) -> bool:
 RANK_WITH_A_WORKER = """
 import os, signal, time, torch
 from spottrain.data.batch import BatchPlan
-from spottrain.data.order import DataOrder
+from spottrain.data.batches import Batches
+from spottrain.data.order import Permutation
 from spottrain.world.failures import failure_of
 from spottrain.data.loader import Data, load_batches
 
@@ -352,7 +365,8 @@ class Numbers:
 
 plan = BatchPlan(global_batch=1, micro_batch=1, world_size=1)
 data = Data(Numbers(), num_workers=1)
-batches = load_batches(data, DataOrder(num_samples=1), plan, rank=0, first_step=0, device=torch.device("cpu"))
+cut = Batches(Permutation(num_samples=1), 1)
+batches = load_batches(data, cut, plan, rank=0, first_step=0, device=torch.device("cpu"))
 """
 WITH_LONG_ITEMS = """
 def get(self):

@@ -22,7 +22,7 @@ import yaml
 from docs.reference_pages import meanings
 
 from spottrain.data.audit import AuditHeader, AuditRecord, AuditWriter
-from spottrain.data.order import DataOrder
+from spottrain.data.order import Permutation
 from spottrain_api.contract.names import KIND
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_local.address import MAX_NODES
@@ -111,7 +111,10 @@ def test_python_in_the_docs_parses(snippet: Snippet) -> None:
 
 def test_the_comparison_of_a_resized_run_reads_its_audit_files(tmp_path: Path) -> None:
     [snippet] = [each for each in snippets("python") if "read_audit" in each.text]
-    order, header = DataOrder(num_samples=6, seed=1), AuditHeader(seed=1, shuffle=True, num_samples=6, global_batch=2)
+    order, header = (
+        Permutation(num_samples=6, seed=1),
+        AuditHeader(seed=1, shuffle=True, num_samples=6, global_batch=2),
+    )
 
     def step(number: int, generation: int, world: int) -> None:
         for rank in range(world):

@@ -65,8 +65,8 @@ def test_a_total_that_is_not_a_whole_number_is_refused(total: Any, capsys: pytes
     with pytest.raises(SystemExit, match="1"):
         begin(total)
     assert (
-        f"the total of steps is {total!r}, and a run ends after a whole number of them; pass a whole number, such as "
-        "math.ceil(epochs * len(dataset) / global_batch)"
+        f"the total of steps is {total!r}, and a run ends after a whole number of them; pass a whole number. "
+        "Epochs with exact ends are those of training.epochs"
     ) in capsys.readouterr().err
 
 

@@ -14,7 +14,8 @@ from full_disk import NO_SPACE
 from one_rank_runs import train
 from spottrain.data.audit import AuditHeader, AuditRecord, AuditWriter, read_audit
 from spottrain.data.batch import BatchPlan
-from spottrain.data.order import DataOrder
+from spottrain.data.batches import Batches
+from spottrain.data.order import Permutation
 from spottrain_planner.batch_sizes import micro_batch_sizes, sizes_that_differ
 
 sizes = st.integers(1, 300)
@@ -23,23 +24,23 @@ seeds = st.integers(0, 2**64)
 
 @given(sizes, seeds, st.integers(0, 5))
 def test_every_epoch_has_each_sample_exactly_once(num_samples: int, seed: int, epoch: int) -> None:
-    order = DataOrder(num_samples=num_samples, seed=seed)
+    order = Permutation(num_samples=num_samples, seed=seed)
     positions = range(epoch * num_samples, (epoch + 1) * num_samples)
     assert sorted(order.samples(positions)) == list(range(num_samples))
 
 
 @given(sizes, seeds, st.lists(st.integers(0, 2000), max_size=20))
 def test_a_sample_depends_on_its_position_alone(num_samples: int, seed: int, positions: list[int]) -> None:
-    order = DataOrder(num_samples=num_samples, seed=seed)
+    order = Permutation(num_samples=num_samples, seed=seed)
     together = order.samples(positions).tolist()
     assert together == [order.samples([position]).item() for position in positions]
 
 
 def test_epochs_and_seeds_differ_and_the_order_is_even() -> None:
-    order = DataOrder(num_samples=1000, seed=1)
+    order = Permutation(num_samples=1000, seed=1)
     first, second = order.samples(range(1000)), order.samples(range(1000, 2000))
     assert not np.array_equal(first, second)
-    assert not np.array_equal(first, DataOrder(num_samples=1000, seed=2).samples(range(1000)))
+    assert not np.array_equal(first, Permutation(num_samples=1000, seed=2).samples(range(1000)))
     # Of a random permutation, neighbours are neighbours again in 2 of 1000 places.
     assert np.count_nonzero(np.abs(np.diff(first)) == 1) < 15
     assert abs(np.corrcoef(np.arange(1000), first)[0, 1]) < 0.12
@@ -47,14 +48,14 @@ def test_epochs_and_seeds_differ_and_the_order_is_even() -> None:
 
 def test_the_order_never_changes_between_versions() -> None:
     """A job that runs over an upgrade of the library must go on in the same order."""
-    assert DataOrder(num_samples=10, seed=7).samples(range(12)).tolist() == ORDER_OF_10_WITH_SEED_7
+    assert Permutation(num_samples=10, seed=7).samples(range(12)).tolist() == ORDER_OF_10_WITH_SEED_7
 
 
 ORDER_OF_10_WITH_SEED_7 = [1, 8, 4, 2, 6, 0, 3, 5, 9, 7, 7, 3]
 
 
 def test_huge_datasets_cost_nothing() -> None:
-    order = DataOrder(num_samples=2**45 + 1, seed=3)
+    order = Permutation(num_samples=2**45 + 1, seed=3)
     samples = order.samples([0, 2**44, 2**45, 2**46])
     assert len(set(samples.tolist())) == 4
     assert samples.max() <= 2**45
@@ -62,7 +63,7 @@ def test_huge_datasets_cost_nothing() -> None:
 
 def test_an_empty_dataset_is_refused() -> None:
     with pytest.raises(ValueError, match="the dataset has no samples"):
-        DataOrder(num_samples=0)
+        Permutation(num_samples=0)
 
 
 def plan_of(units: int, units_at_once: int, world_size: int, multiple_of: int) -> BatchPlan:
@@ -77,45 +78,67 @@ def plan_of(units: int, units_at_once: int, world_size: int, multiple_of: int) -
 plans = st.builds(plan_of, st.integers(1, 60), st.integers(1, 12), st.integers(1, 17), st.integers(1, 4))
 
 
-@given(plans, st.integers(0, 100))
-def test_a_step_uses_each_position_once_and_in_order(plan: BatchPlan, step: int) -> None:
+@st.composite
+def plans_and_batches(draw: st.DrawFn) -> tuple[BatchPlan, range]:
+    """A plan, and a batch that is as large as the plan's or smaller."""
+    plan, begin = draw(plans), draw(st.integers(0, 1000))
+    return plan, range(begin, begin + draw(st.integers(1, plan.global_batch // plan.multiple_of)) * plan.multiple_of)
+
+
+@given(plans_and_batches())
+def test_a_step_uses_each_position_once_and_in_order(drawn: tuple[BatchPlan, range]) -> None:
+    plan, batch = drawn
     used = chain.from_iterable(
         list(micro.positions)[: micro.num_samples]
         for rank in range(plan.world_size)
-        for micro in plan.micro_batches(rank, step)
+        for micro in plan.micro_batches(rank, batch)
     )
-    assert list(used) == list(range(step * plan.global_batch, (step + 1) * plan.global_batch))
+    assert list(used) == list(batch)
 
 
-@given(plans)
-def test_ranks_run_alike_and_no_micro_batch_is_too_large(plan: BatchPlan) -> None:
+@given(plans_and_batches())
+def test_ranks_run_alike_and_no_micro_batch_is_too_large(drawn: tuple[BatchPlan, range]) -> None:
+    plan, batch = drawn
     for rank in range(plan.world_size):
-        micro_batches = plan.micro_batches(rank, 0)
+        micro_batches = plan.micro_batches(rank, batch)
         assert len(micro_batches) == plan.num_micro_batches
         assert all(1 <= len(micro.positions) <= plan.micro_batch for micro in micro_batches)
         assert all(len(micro.positions) % plan.multiple_of == 0 for micro in micro_batches)
         assert [micro.is_last for micro in micro_batches] == [False] * (len(micro_batches) - 1) + [True]
-        assert abs(len(plan.share(rank)) - plan.global_batch / plan.world_size) < plan.multiple_of
+        assert abs(len(plan.share(rank, batch)) - len(batch) / plan.world_size) < plan.multiple_of
 
 
-@given(plans)
-def test_the_micro_batches_of_a_rank_have_about_the_same_size(plan: BatchPlan) -> None:
+@given(plans_and_batches())
+def test_the_micro_batches_of_a_rank_have_about_the_same_size(drawn: tuple[BatchPlan, range]) -> None:
+    plan, batch = drawn
     for rank in range(plan.world_size):
-        sizes = [micro.num_samples for micro in plan.micro_batches(rank, 0)]
+        sizes = [micro.num_samples for micro in plan.micro_batches(rank, batch)]
         assert max(sizes) - min(sizes) <= plan.multiple_of
 
 
 @given(plans)
 def test_the_sizes_that_are_said_are_those_of_the_micro_batches(plan: BatchPlan) -> None:
     assume(plan.multiple_of == 1)
-    sizes = {micro.num_samples for rank in range(plan.world_size) for micro in plan.micro_batches(rank, 0)} - {0}
+    sizes = {
+        micro.num_samples
+        for rank in range(plan.world_size)
+        for micro in plan.micro_batches(rank, range(plan.global_batch))
+    } - {0}
     assert micro_batch_sizes(plan.global_batch, plan.micro_batch, plan.world_size) == tuple(sorted(sizes))
 
 
 @pytest.mark.parametrize(("world_size", "sizes"), [(2, {16}), (3, {14, 16}), (5, {12, 14})])
 def test_mixup_has_even_micro_batches_at_any_number_of_ranks(world_size: int, sizes: set[int]) -> None:
     plan = BatchPlan(global_batch=128, micro_batch=16, world_size=world_size, multiple_of=2)
-    assert {len(each.positions) for rank in range(world_size) for each in plan.micro_batches(rank, 3)} == sizes
+    assert {
+        len(each.positions) for rank in range(world_size) for each in plan.micro_batches(rank, range(384, 512))
+    } == sizes
+
+
+def test_a_batch_that_holds_no_multiple_is_refused() -> None:
+    plan = BatchPlan(global_batch=32, micro_batch=8, world_size=3, multiple_of=2)
+    with pytest.raises(ValueError, match=r"a batch has 7 samples, .*batch\.multipleOf is 2"):
+        plan.micro_batches(0, range(7))
 
 
 @pytest.mark.parametrize("multiple_of", [0, 3, 16])
@@ -138,14 +161,15 @@ def test_sizes_that_depend_on_the_number_of_ranks_are_said(worlds: list[int], se
     assert said is None if sentence is None else said is not None and said.startswith(sentence)
 
 
-@given(plans)
-def test_weighted_and_averaged_gradients_are_the_mean_over_the_global_batch(plan: BatchPlan) -> None:
-    values = np.random.default_rng(0).normal(size=plan.global_batch)
+@given(plans_and_batches())
+def test_weighted_and_averaged_gradients_are_the_mean_over_the_batch(drawn: tuple[BatchPlan, range]) -> None:
+    plan, batch = drawn
+    values = np.random.default_rng(0).normal(size=batch.stop)
     of_ranks = [
-        sum(micro.loss_weight * values[list(micro.positions)].mean() for micro in plan.micro_batches(rank, 0))
+        sum(micro.loss_weight * values[list(micro.positions)].mean() for micro in plan.micro_batches(rank, batch))
         for rank in range(plan.world_size)
     ]
-    assert np.mean(of_ranks) == pytest.approx(values.mean(), abs=1e-12)
+    assert np.mean(of_ranks) == pytest.approx(values[list(batch)].mean(), abs=1e-12)
 
 
 HEADER = AuditHeader(seed=9, shuffle=True, num_samples=20, global_batch=4)
@@ -161,13 +185,13 @@ def write_steps(
     without_rank: int | None = None,
     late: float = 0.0,
 ) -> None:
-    order, plan = DataOrder(num_samples=20, seed=9), BatchPlan(global_batch=4, micro_batch=4, world_size=world)
+    order, plan = Permutation(num_samples=20, seed=9), BatchPlan(global_batch=4, micro_batch=4, world_size=world)
     for rank in range(world):
         if rank == without_rank:
             continue
         writer = AuditWriter(folder, HEADER, generation=generation, rank=rank)
         for step in steps:
-            share = plan.share(rank, step - 1)
+            share = plan.share(rank, Batches(order, 4).at(step - 1).positions)
             writer.write(
                 AuditRecord(
                     at=step + late,

@@ -408,7 +408,7 @@ def make_step(updates: list[int]) -> Step:
         1,
         rank=0,
         plan=plan,
-        batches=map(FetchedBatch, plan.micro_batches(0, 0), [1.0, 2.0]),
+        batches=map(FetchedBatch, plan.micro_batches(0, range(3)), [1.0, 2.0]),
         engine=_NoEngine(),
         meter=LossMeter(),
         update=lambda: updates.append(1),

@@ -379,7 +379,7 @@ def test_a_second_loop_is_refused_before_it_repeats_steps(tmp_path: Path) -> Non
             for batch in step.micro_batches():
                 step.backward(training.model(batch).sum())
             step.update()
-        with pytest.raises(UserError, match=r"called a second time.* inside it"):
+        with pytest.raises(UserError, match=r"training\.steps is a second loop.* inside it"):
             next(training.steps(total=4))
         assert training.step == 2
 

@@ -25,6 +25,7 @@ from accelerate.scheduler import AcceleratedScheduler
 from torch import nn
 
 from spottrain.data.loader import MapDataset
+from spottrain.data.script_order import OrderFunction
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session
 from spottrain.world.failures import UserError
@@ -54,6 +55,7 @@ class AcceleratedLoop(ForeignLoop):
         scheduler: AcceleratedScheduler | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         shuffle: bool = True,
+        order: OrderFunction | None = None,
         num_workers: int | None = None,
         loader: Mapping[str, Any] | None = None,
     ) -> None:
@@ -69,6 +71,7 @@ class AcceleratedLoop(ForeignLoop):
             scheduler: As `accelerator.prepare` returned it; it steps once an optimizer step.
             collate: Makes a batch from a list of items. None: as torch's DataLoader does.
             shuffle: Read the samples in a random order, a different one in each epoch.
+            order: As for `Session.prepare`.
             num_workers: As for `Session.prepare`.
             loader: As for `Session.prepare`.
 
@@ -101,6 +104,7 @@ class AcceleratedLoop(ForeignLoop):
             dataset=dataset,
             collate=collate,
             shuffle=shuffle,
+            order=order,
             num_workers=num_workers,
             loader=loader,
             stateful={"objects": objects},

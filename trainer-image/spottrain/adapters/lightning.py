@@ -25,6 +25,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from spottrain.data import random_state
 from spottrain.data.loader import MapDataset
+from spottrain.data.script_order import OrderFunction
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session
 from spottrain.world.failures import UserError
@@ -154,6 +155,7 @@ class SpottrainStrategy(DDPStrategy):
         *,
         collate: Callable[[list[Any]], Any] | None = None,
         shuffle: bool = True,
+        order: OrderFunction | None = None,
         num_workers: int | None = None,
         loader: Mapping[str, Any] | None = None,
         **ddp: Any,
@@ -165,6 +167,7 @@ class SpottrainStrategy(DDPStrategy):
             dataset: The training data: anything with a length and items by index.
             collate: Makes a batch from a list of items. None: as torch's DataLoader does.
             shuffle: Read the samples in a random order, a different one in each epoch.
+            order: As for `Session.prepare`.
             num_workers: As for `Session.prepare`.
             loader: As for `Session.prepare`.
             ddp: Further arguments of DDPStrategy.
@@ -176,6 +179,7 @@ class SpottrainStrategy(DDPStrategy):
             "dataset": dataset,
             "collate": collate,
             "shuffle": shuffle,
+            "order": order,
             "num_workers": num_workers,
             "loader": loader,
         }

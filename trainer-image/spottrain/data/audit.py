@@ -19,18 +19,30 @@ from typing import TextIO
 
 from pydantic import BaseModel, ValidationError
 
-from spottrain.data.order import DataOrder
+from spottrain.data.batches import Batches
+from spottrain.data.order import DataOrder, Permutation
 
 logger = logging.getLogger(__name__)
 
 
 class AuditHeader(BaseModel):
-    """Inputs that determine the order of the samples. They are the same in every file of a run."""
+    """Inputs that determine the order of the samples. They are the same in every file of a run.
+
+    Attributes:
+        seed: Seed of the order.
+        shuffle: Whether the order is random.
+        num_samples: Samples of the data set.
+        global_batch: Samples of a batch.
+        order: Kind of the order: `DataOrder.kind`.
+        loop: "steps" if batches run on from one epoch into the next, "epochs" if each epoch has a last batch.
+    """
 
     seed: int
     shuffle: bool
     num_samples: int
     global_batch: int
+    order: str = Permutation.KIND
+    loop: str = "steps"
 
 
 class AuditRecord(BaseModel):
@@ -131,10 +143,21 @@ class Audit:
         gaps = [later - earlier for earlier, later in pairwise(self.step_times) if later > begin and earlier < end]
         return max(gaps, default=0.0)
 
-    def problems(self, total_steps: int | None = None) -> list[str]:
-        """Sentences on differences from an uninterrupted run; empty if there are none."""
+    def problems(self, total_steps: int | None = None, *, order: DataOrder | None = None) -> list[str]:
+        """Compare the run with an uninterrupted one.
+
+        Args:
+            total_steps: Steps that the run should have. None: as many as it has.
+            order: What the order should be. None: the session's own, by the header.
+
+        Returns:
+            Sentences on differences; empty if there are none.
+        """
         header = self.header
-        order = DataOrder(num_samples=header.num_samples, seed=header.seed, shuffle=header.shuffle)
+        if order is None and header.order != Permutation.KIND:
+            return [f"the samples can't be checked: pass the run's order ({header.order}) to problems(order=...)"]
+        order = order or Permutation(num_samples=header.num_samples, seed=header.seed, shuffle=header.shuffle)
+        batches = Batches(order, header.global_batch, by_epoch=header.loop == "epochs")
         last = total_steps if total_steps is not None else max((step.step for step in self.steps), default=0)
         found = {step.step: step for step in self.steps}
         missing = [step for step in range(1, last + 1) if step not in found]
@@ -142,7 +165,7 @@ class Audit:
         if missing:
             problems = [f"{len(missing)} steps were completed by no generation, the first of them step {missing[0]}"]
         for number, step in sorted(found.items()):
-            wanted = range((number - 1) * header.global_batch, number * header.global_batch)
+            wanted = batches.at(number - 1).positions
             if list(step.positions) != list(wanted):
                 problems.append(f"step {number} used other positions than {wanted.start} to {wanted.stop - 1}")
             elif list(step.samples) != order.samples(wanted).tolist():

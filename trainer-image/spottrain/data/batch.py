@@ -1,10 +1,11 @@
 """How the ranks share the samples of one optimizer step.
 
-The global batch defines a step; the world size only decides how it is computed. Rank r of W takes a contiguous part
-of the batch's G positions, in micro-batches of at most `micro_batch` samples. All ranks run the same number of
-micro-batches, so that their collectives match; a rank with fewer samples runs empty ones. Losses are weighted so that
-the gradient is the mean over the G samples, even if W does not divide G. A script that needs micro-batches of a
-multiple of some number gets whole units of it; their number differs by one between ranks.
+The batch defines a step; the world size only decides how it is computed. Rank r of W takes a contiguous part of the
+batch's positions, in micro-batches of at most `micro_batch` samples. All ranks run the same number of micro-batches
+in every step, so that their collectives match; a rank with fewer samples runs empty ones. Losses are weighted so that
+the gradient is the mean over the samples of the batch, even if W does not divide their number, and also if the batch
+is smaller than the global batch, as at the end of an epoch. A script that needs micro-batches of a multiple of some
+number gets whole units of it; their number differs by one between ranks.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ class MicroBatch:
     the collectives of forward and backward.
 
     Attributes:
-        positions: Positions of its samples in the order of the whole run.
+        batch: Positions of the whole batch in the order of the run.
+        positions: Positions of its samples.
         num_samples: Samples that count; 0 if the weight is zero.
         loss_weight: Factor of the mean loss over the micro-batch, for engines that average gradients over the ranks.
         is_last: Whether it is the last one of the step on this rank.
     """
 
+    batch: range
     positions: range
     num_samples: int
     loss_weight: float
@@ -44,10 +47,10 @@ class FetchedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """How ranks share the global batch. Step s (from 0) uses the positions s * G up to (s + 1) * G.
+    """How ranks share a batch.
 
     Attributes:
-        global_batch: Samples of one optimizer step (G).
+        global_batch: Samples of one optimizer step. No batch has more.
         micro_batch: Largest number of samples of one forward pass.
         world_size: Number of ranks.
         multiple_of: Every micro-batch has a multiple of this number of samples.
@@ -55,10 +58,10 @@ class BatchPlan:
     Example:
         >>> from spottrain.data.batch import BatchPlan
         >>> plan = BatchPlan(global_batch=10, micro_batch=2, world_size=3)
-        >>> [len(plan.share(rank)) for rank in range(3)], plan.num_micro_batches
+        >>> [len(plan.share(rank, range(10))) for rank in range(3)], plan.num_micro_batches
         ([3, 3, 4], 2)
         >>> even = BatchPlan(global_batch=10, micro_batch=2, world_size=3, multiple_of=2)
-        >>> [len(even.share(rank)) for rank in range(3)]
+        >>> [len(even.share(rank, range(10))) for rank in range(3)]
         [2, 4, 4]
     """
 
@@ -81,25 +84,33 @@ class BatchPlan:
         """Micro-batches that every rank runs in a step."""
         return batch_sizes.num_micro_batches(self.global_batch, self.micro_batch, self.world_size, self.multiple_of)
 
-    def share(self, rank: int, step: int = 0) -> range:
-        """The positions that a rank computes in a step. Shares differ by at most `multiple_of` samples."""
-        share = batch_sizes.part(self.global_batch, rank, self.world_size, self.multiple_of)
-        return _shifted(share, step * self.global_batch)
+    def share(self, rank: int, batch: range) -> range:
+        """The positions of a batch that a rank computes. Shares differ by at most `multiple_of` samples.
 
-    def micro_batches(self, rank: int, step: int) -> list[MicroBatch]:
-        """The micro-batches that a rank runs in a step, in order."""
-        share = self.share(rank, step)
-        return [self._micro_batch(share, index, step) for index in range(self.num_micro_batches)]
+        Raises:
+            ValueError: The batch has no multiple of `multiple_of` samples.
+        """
+        if len(batch) % self.multiple_of:
+            raise ValueError(
+                f"a batch has {len(batch)} samples, and batch.multipleOf is {self.multiple_of}; pass an order= whose "
+                "epochs and batches have multiples of it, or loop over training.steps"
+            )
+        return _shifted(batch_sizes.part(len(batch), rank, self.world_size, self.multiple_of), batch.start)
 
-    def _micro_batch(self, share: range, index: int, step: int) -> MicroBatch:
+    def micro_batches(self, rank: int, batch: range) -> list[MicroBatch]:
+        """The micro-batches of a batch that a rank runs, in order."""
+        share = self.share(rank, batch)
+        return [self._micro_batch(share, index, batch) for index in range(self.num_micro_batches)]
+
+    def _micro_batch(self, share: range, index: int, batch: range) -> MicroBatch:
         # Of about the same size: one sample alone has no variance, which batch norm asks for.
         part = batch_sizes.part(len(share), index, self.num_micro_batches, self.multiple_of)
         positions = _shifted(part, share.start)
-        first = step * self.global_batch
         return MicroBatch(
-            positions=positions or range(first, first + self.multiple_of),
+            batch=batch,
+            positions=positions or batch[: self.multiple_of],
             num_samples=len(positions),
-            loss_weight=len(positions) * self.world_size / self.global_batch,
+            loss_weight=len(positions) * self.world_size / len(batch),
             is_last=index == self.num_micro_batches - 1,
         )
 

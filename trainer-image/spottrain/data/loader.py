@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
-from itertools import chain, count, islice
+from itertools import chain, islice
 from multiprocessing.reduction import ForkingPickler
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan, FetchedBatch, MicroBatch
-from spottrain.data.order import DataOrder
+from spottrain.data.batches import Batches
 from spottrain.data.to_device import to_device
 from spottrain.data.workers import FromWorkers, StartWorker
 
@@ -81,7 +81,7 @@ class Data:
 
 
 class MicroBatches(Iterator[FetchedBatch]):
-    """A rank's collated micro-batches, on its device and without end.
+    """A rank's collated micro-batches, on its device.
 
     It also measures how long the rank waited for them.
     """
@@ -110,7 +110,7 @@ class MicroBatches(Iterator[FetchedBatch]):
 
 def load_batches(
     data: Data,
-    order: DataOrder,
+    batches: Batches,
     plan: BatchPlan,
     *,
     rank: int,
@@ -118,14 +118,14 @@ def load_batches(
     device: torch.device,
     now: Callable[[], float] = time.monotonic,
 ) -> MicroBatches:
-    """A rank's micro-batches, without end.
+    """A rank's micro-batches, up to the end of the run.
 
     What a data set draws at random depends on seed and position alone, not on the process that fetches the item.
 
     Args:
         data: The data set, and how it is read.
-        order: Which sample is at which position.
-        plan: How ranks share the batch.
+        batches: Which positions each step uses.
+        plan: How ranks share a batch.
         rank: Number of this rank.
         first_step: The first step, counted from 0.
         device: Where the batches go.
@@ -138,8 +138,8 @@ def load_batches(
     def fetch(num_workers: int, *, after: int = 0) -> Iterator[FetchedBatch]:
         loader = _data_loader(
             data,
-            _MicroBatches(data, order),
-            _planned(plan, rank, first_step, after),
+            _MicroBatches(data, batches.order.seed),
+            islice(_planned(batches, plan, rank, first_step), after, None),
             num_workers=num_workers,
             pins_memory=device.type == "cuda",
         )
@@ -156,7 +156,10 @@ def _fetched(num_workers: int | None, fetch: Fetch, now: Callable[[], float]) ->
     own, seconds = fetch(0), []
     for _ in range(NUM_MEASURED):
         started = now()
-        batch = next(own)
+        try:
+            batch = next(own)
+        except StopIteration:  # the run is over
+            return
         seconds.append(now() - started)
         yield batch
     yield from own if median(seconds) <= CHEAP_SECONDS else _fetched_ahead(fetch, after=NUM_MEASURED, like=batch)
@@ -191,7 +194,7 @@ class _PicklingTrial(ForkingPickler):
 
 
 def _data_loader(
-    data: Data, fetched: Any, planned: Iterable[MicroBatch], *, num_workers: int, pins_memory: bool
+    data: Data, fetched: Any, planned: Iterable[_Planned], *, num_workers: int, pins_memory: bool
 ) -> DataLoader[Any]:
     options = dict(data.loader)
     if data.num_workers is None and not num_workers:  # they are for the worker that may follow
@@ -214,35 +217,42 @@ def _data_loader(
     )
 
 
+class _Planned(NamedTuple):
+    """A micro-batch, and the indices of its samples."""
+
+    micro_batch: MicroBatch
+    samples: list[int]
+
+
 class _MicroBatches(Dataset[FetchedBatch]):
     """Fetches and collates the samples of micro-batches."""
 
-    def __init__(self, data: Data, order: DataOrder) -> None:
+    def __init__(self, data: Data, seed: int) -> None:
         self._dataset = data.dataset
         self._collate = data.collate or default_collate
-        self._order = order
+        self._seed = seed
 
-    def __getitem__(self, micro_batch: MicroBatch) -> FetchedBatch:
+    def __getitem__(self, planned: _Planned) -> FetchedBatch:
         if get_worker_info() is not None:
-            return self._fetch(micro_batch)
+            return self._fetch(planned)
         with random_state.host_untouched():
-            return self._fetch(micro_batch)
+            return self._fetch(planned)
 
-    def _fetch(self, micro_batch: MicroBatch) -> FetchedBatch:
-        positions = micro_batch.positions
-        samples = self._order.samples(positions).tolist()
-        data = self._collate([self._seeded(*each) for each in zip(positions, samples, strict=True)])
-        return FetchedBatch(micro_batch, data)
+    def _fetch(self, planned: _Planned) -> FetchedBatch:
+        positions = planned.micro_batch.positions
+        items = [self._seeded(*each) for each in zip(positions, planned.samples, strict=True)]
+        return FetchedBatch(planned.micro_batch, self._collate(items))
 
     def _seeded(self, position: int, sample: int) -> Any:
-        random_state.seed_host(self._order.seed, step=position)
+        random_state.seed_host(self._seed, step=position)
         return self._dataset[sample]
 
 
-def _planned(plan: BatchPlan, rank: int, first_step: int, after: int) -> Iterator[MicroBatch]:
-    """A rank's micro-batches without end, from `first_step` on, without the first `after` of them."""
-    every = (micro_batch for step in count(first_step) for micro_batch in plan.micro_batches(rank, step))
-    return islice(every, after, None)
+def _planned(batches: Batches, plan: BatchPlan, rank: int, first_step: int) -> Iterator[_Planned]:
+    """A rank's micro-batches from `first_step` on. The rank's own process looks up samples; workers need no order."""
+    for step in batches.steps_from(first_step):
+        for micro_batch in plan.micro_batches(rank, batches.at(step).positions):
+            yield _Planned(micro_batch, batches.order.samples(micro_batch.positions).tolist())
 
 
 def _unchanged(batch: Any) -> Any:

@@ -1,16 +1,18 @@
 """The order of samples: a pure function of seed, epoch and position. It is the same at any world size.
 
-A run reads positions 0, 1, 2, ... without end. Position p belongs to epoch p // N of a dataset of N samples, and each
-epoch is a different permutation of the dataset. The permutation is computed, not stored: a Feistel network on the
-smallest even number of bits that holds N, with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite
-Domains", 2002). So every rank finds any position of any epoch in constant time and memory, and nothing has to be
-saved to resume.
+A run reads positions 0, 1, 2, ... without end, epoch after epoch. `DataOrder` is the protocol, and `Permutation` the
+order of a session: each epoch is a different permutation of the dataset. The permutation is computed, not stored: a
+Feistel network on the smallest even number of bits that holds N, with cycle walking (Black and Rogaway, "Ciphers with
+Arbitrary Finite Domains", 2002). So every rank finds any position of any epoch in constant time and memory, and
+nothing has to be saved to resume.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,27 +20,62 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
+FINGERPRINT_BITS = 20
+"""Few enough that the sum of their squares over the ranks is exact as a float."""
 _NUM_ROUNDS = 8
 _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataOrder:
-    """Which sample is at which position.
+class Epoch:
+    """One epoch of an order.
 
     Attributes:
-        num_samples: Samples of the data set.
-        seed: Seed of the permutations.
-        shuffle: False: samples 0, 1, 2, ... in every epoch.
+        number: Its number, from 0.
+        positions: Its positions in the order of the run.
+        fingerprint: A number of `FINGERPRINT_BITS` bits, the same for the same order.
+        ends: Where the batches of the script's own end, counted from the start of the epoch. None: a batch has the
+            size that the job says.
     """
 
-    num_samples: int
-    seed: int = 0
-    shuffle: bool = True
+    number: int
+    positions: range
+    fingerprint: int
+    ends: Indices | None = None
 
-    def __post_init__(self) -> None:
-        if self.num_samples < 1:
-            raise ValueError("the dataset has no samples; give one with at least one sample")
+    def num_batches(self, global_batch: int) -> int:
+        """How many batches the epoch has. The last holds what is left."""
+        return len(self.ends) if self.ends is not None else -(-len(self.positions) // global_batch)
+
+    def batch(self, index: int, global_batch: int) -> range:
+        """The positions of one of its batches."""
+        if self.ends is None:
+            return self.positions[index * global_batch : (index + 1) * global_batch]
+        return self.positions[int(self.ends[index - 1]) if index else 0 : int(self.ends[index])]
+
+
+class DataOrder(Protocol):
+    """Which sample is at which position: a pure function of seed, epoch and position."""
+
+    @property
+    def kind(self) -> str:
+        """What a commit calls it: a run can't be resumed in an order of another kind."""
+        ...
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the data set."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Seed of the order, and of what a data set draws at random."""
+        ...
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether all epochs have the same length, and none has batches of its own."""
+        ...
 
     def samples(self, positions: Sequence[int] | Indices) -> Indices:
         """The sample indices at these positions.
@@ -49,6 +86,47 @@ class DataOrder:
         Returns:
             Indices from 0 to num_samples - 1; shape `(n,)`.
         """
+        ...
+
+    def epoch_at(self, position: int) -> Epoch:
+        """The epoch to which a position belongs."""
+        ...
+
+
+def fingerprint(content: bytes) -> int:
+    """A short hash, by which ranks compare their orders."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little") >> (64 - FINGERPRINT_BITS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permutation:
+    """A different permutation of the data set in each epoch. Implements DataOrder.
+
+    Attributes:
+        num_samples: Samples of the data set.
+        seed: Seed of the permutations.
+        shuffle: False: samples 0, 1, 2, ... in every epoch.
+    """
+
+    KIND: ClassVar[str] = "permutation"
+
+    num_samples: int
+    seed: int = 0
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise ValueError("the dataset has no samples; give one with at least one sample")
+
+    @property
+    def kind(self) -> str:
+        return self.KIND
+
+    @property
+    def is_regular(self) -> bool:
+        return True
+
+    def samples(self, positions: Sequence[int] | Indices) -> Indices:
         asked = np.asarray(positions, dtype=np.int64)
         if not self.shuffle:
             return asked % self.num_samples
@@ -56,23 +134,33 @@ class DataOrder:
         epochs = asked // self.num_samples
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
-            found[chosen] = self._permute(asked[chosen] % self.num_samples, int(epoch))
+            found[chosen] = permute(asked[chosen] % self.num_samples, self.num_samples, self.seed, int(epoch))
         return found
 
-    def _permute(self, offsets: Indices, epoch: int) -> Indices:
-        """Walk each offset along its cycle until it falls inside the dataset.
+    def epoch_at(self, position: int) -> Epoch:
+        number = position // self.num_samples
+        return Epoch(
+            number=number,
+            positions=range(number * self.num_samples, (number + 1) * self.num_samples),
+            fingerprint=fingerprint(f"{self.num_samples}/{self.seed}/{self.shuffle}".encode()),
+        )
 
-        The cycle is one of the larger permutation. The result is a permutation, too. The domain is less than four
-        times the dataset, so that a walk takes fewer than four steps on average.
-        """
-        half_bits = max(1, (max(self.num_samples - 1, 1).bit_length() + 1) // 2)
-        keys = _round_keys(self.seed, epoch)
-        values = _feistel(offsets.astype(np.uint64), half_bits, keys)
-        outside = values >= self.num_samples
-        while outside.any():
-            values[outside] = _feistel(values[outside], half_bits, keys)
-            outside = values >= self.num_samples
-        return values.astype(np.int64)
+
+def permute(offsets: Indices, size: int, seed: int, number: int) -> Indices:
+    """Where the permutation `number` of the numbers below `size` sends each offset.
+
+    Each offset is walked along its cycle until it falls below `size`. The cycle is one of a larger permutation. The
+    result is a permutation, too. The domain is less than four times `size`, so that a walk takes fewer than four
+    steps on average.
+    """
+    half_bits = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
+    keys = _round_keys(seed, number)
+    values = _feistel(offsets.astype(np.uint64), half_bits, keys)
+    outside = values >= size
+    while outside.any():
+        values[outside] = _feistel(values[outside], half_bits, keys)
+        outside = values >= size
+    return values.astype(np.int64)
 
 
 def _round_keys(seed: int, epoch: int) -> list[int]:

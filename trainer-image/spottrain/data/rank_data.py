@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from spottrain.data.audit import AuditRecord, AuditWriter
+from spottrain.data.audit import AuditHeader, AuditRecord, AuditWriter
 from spottrain.data.batch import BatchPlan
+from spottrain.data.batches import Batches
 from spottrain.data.loader import Data, MicroBatches, load_batches
 from spottrain.data.order import DataOrder
+from spottrain.data.script_order import OrderPlace, ScriptOrder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RankData:
     """What one rank reads in one generation: which samples at which step, and how.
 
     Attributes:
         data: The data set, and how it is read.
         order: Which sample is at which position.
-        plan: How ranks share the batch.
+        plan: How ranks share a batch.
         rank: Number of this rank.
         generation: Number of the generation.
         attempt: Id of this start of the generation.
         tokens_per_sample: For the reported throughput.
-        audit: Where the samples are recorded. None: nowhere.
+        schedule_interval: "step" or "epoch": after which of them the schedule of learning rates steps.
+        open_audit: Opens the file in which the samples are recorded. None: they are not.
+        place: Where the run is in the script's own order; None if it has none.
+        batches: Which positions each step uses; of the loop, once it has begun.
     """
 
     data: Data
@@ -35,22 +42,67 @@ class RankData:
     generation: int
     attempt: str
     tokens_per_sample: int | None = None
-    audit: AuditWriter | None = None
+    schedule_interval: str = "step"
+    open_audit: Callable[[AuditHeader], AuditWriter] | None = None
+    place: OrderPlace | None = field(init=False)
+    batches: Batches = field(init=False)
+    _audit: AuditWriter | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.batches = Batches(self.order, self.plan.global_batch)
+        self.place = OrderPlace(self.order, lambda: self.batches) if isinstance(self.order, ScriptOrder) else None
 
     @property
-    def tokens_per_step(self) -> int | None:
-        """Tokens of the global batch. None if the script does not say how many a sample has."""
-        return self.tokens_per_sample * self.plan.global_batch if self.tokens_per_sample else None
+    def header(self) -> AuditHeader:
+        """What determines the order of the samples."""
+        return AuditHeader(
+            seed=self.order.seed,
+            shuffle=self.data.shuffle,
+            num_samples=self.order.num_samples,
+            global_batch=self.plan.global_batch,
+            order=self.order.kind,
+            loop="epochs" if self.batches.by_epoch else "steps",
+        )
 
-    def batches(self, *, first_step: int, device: torch.device) -> MicroBatches:
-        """This rank's micro-batches from step `first_step` (counted from 0) on."""
-        return load_batches(self.data, self.order, self.plan, rank=self.rank, first_step=first_step, device=device)
+    def begin(self, length: int, *, by_epoch: bool) -> dict[str, Any]:
+        """Begin a loop.
+
+        Args:
+            length: Steps of the run, or its epochs.
+            by_epoch: Whether each epoch ends with a batch of what is left.
+
+        Returns:
+            What must not differ between this run and the one that saved.
+
+        Raises:
+            ValueError: The ends of epochs do not fit batch.multipleOf, or the folder for audits can't be made.
+        """
+        self.batches = Batches(self.order, self.plan.global_batch, by_epoch=by_epoch, length=length)
+        if by_epoch:
+            steps, _ = self.batches.epoch_of(0)
+            self.plan.share(self.rank, self.batches.at(steps[-1]).positions)
+        self._audit = self.open_audit(self.header) if self.open_audit is not None else None
+        return self.header.model_dump()
+
+    def tokens(self, step: int) -> int | None:
+        """Tokens of a completed step, counted from 1. None if the script does not say how many a sample has."""
+        return self.tokens_per_sample * len(self.batches.at(step - 1).positions) if self.tokens_per_sample else None
+
+    def steps_schedule(self, step: int) -> bool:
+        """Whether the schedule steps after this step, counted from 0."""
+        return self.schedule_interval == "step" or self.batches.at(step).ends_epoch
+
+    def load(self, *, first_step: int, device: torch.device) -> MicroBatches:
+        """This rank's micro-batches from step `first_step` (counted from 0) on, up to the end of the run."""
+        return load_batches(self.data, self.batches, self.plan, rank=self.rank, first_step=first_step, device=device)
 
     def record(self, step: int) -> None:
         """Record which samples this rank used for a completed step, counted from 1."""
-        if self.audit is None:
+        if self.place is not None:
+            self.place.step = step
+        if self._audit is None:
             return
-        positions = self.plan.share(self.rank, step - 1)
+        positions = self.plan.share(self.rank, self.batches.at(step - 1).positions)
         record = AuditRecord(
             at=time.time(),
             generation=self.generation,
@@ -61,4 +113,4 @@ class RankData:
             positions=tuple(positions),
             samples=tuple(self.order.samples(positions).tolist()),
         )
-        self.audit.write(record)
+        self._audit.write(record)

@@ -22,11 +22,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from spottrain.checkpoint.errors import UnsupportedState
 from spottrain.checkpoint.format import codec
 from spottrain.data.loader import OPTIONS, Data
-from spottrain.data.order import DataOrder
+from spottrain.data.order import DataOrder, Permutation
+from spottrain.data.script_order import OrderFunction, ScriptOrder
 from spottrain.engines.optimizer_state import state_dict_of
 from spottrain.recovery.saved_schedule import schedule_state
 from spottrain.recovery.script_parts import Stateful, states_of
-from spottrain.recovery.training_state import STABILITY
+from spottrain.recovery.training_state import ORDER, STABILITY
 from spottrain.world.failures import UserError, as_user_errors
 
 _WRAPPERS = (DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel, FSDPModule)
@@ -36,10 +37,11 @@ _DECIDED = {
     "collate_fn": "pass it as collate",
     "num_workers": "pass it as num_workers",
     "shuffle": "pass it as shuffle",
-    **dict.fromkeys(("batch_size", "batch_sampler"), "the batch is the job's (batch.global, batch.micro)"),
-    **dict.fromkeys(("sampler", "generator"), "the order of the samples follows from the job's seed and shuffle"),
+    "batch_size": "the batch is the job's (batch.global, batch.micro)",
+    **dict.fromkeys(("sampler", "batch_sampler"), "pass what it returns as order, a function of the epoch"),
+    "generator": "the order of the samples follows from the job's seed and shuffle",
     "in_order": "the order of the samples follows from the job's seed and shuffle",
-    "drop_last": "the batches run on from one epoch into the next, so that none is cut short",
+    "drop_last": "training.steps runs on from one epoch into the next, and the last batch of training.epochs counts",
     "persistent_workers": "the workers stay until the end of the run, which is one pass for them",
 }
 
@@ -78,15 +80,26 @@ def check_data(data: Data) -> None:
         data.check()
 
 
-def order_of(data: Data, seed: int) -> DataOrder:
+def order_of(data: Data, seed: int, *, order: OrderFunction | None, largest_batch: int) -> DataOrder:
     """The order of the samples.
+
+    Args:
+        data: The data set, and how it is read.
+        seed: Seed of the order.
+        order: The script's own, if it has one.
+        largest_batch: Largest number of samples of a batch.
 
     Raises:
         UserError: The data have no order, or cannot be read that way.
     """
     check_data(data)
+    length = len(data.dataset)
     with as_user_errors():
-        return DataOrder(num_samples=len(data.dataset), seed=seed, shuffle=data.shuffle)
+        if order is None or length == 0:
+            return Permutation(num_samples=length, seed=seed, shuffle=data.shuffle)
+        if not data.shuffle:
+            raise ValueError("order and shuffle=False were given, and each says how samples are ordered; pass one")
+        return ScriptOrder(order, num_samples=length, seed=seed, largest_batch=largest_batch, checking=as_user_errors)
 
 
 def check_model(model: Any) -> None:
@@ -112,8 +125,8 @@ def check_model(model: Any) -> None:
         raise UserError("the model has no parameter that is trained; set requires_grad on some of them")
 
 
-def checked_total(total: Any) -> int:
-    """The steps of a run, which scripts also compute as floats and tensors.
+def checked_total(total: Any, what: str = "total of steps") -> int:
+    """The steps or epochs of a run, which scripts also compute as floats and tensors.
 
     Raises UserError for a total that is not a whole number.
     """
@@ -121,8 +134,8 @@ def checked_total(total: Any) -> int:
         if (number := int(total)) == total:
             return number
     raise UserError(
-        f"the total of steps is {total!r}, and a run ends after a whole number of them; pass a whole number, such as "
-        "math.ceil(epochs * len(dataset) / global_batch)"
+        f"the {what} is {total!r}, and a run ends after a whole number of them; pass a whole number. Epochs with "
+        "exact ends are those of training.epochs"
     )
 
 
@@ -223,10 +236,17 @@ def check_scheduler(scheduler: Any) -> None:
     _check_state({"scheduler": schedule_state(scheduler)})
 
 
+def check_scheduler_interval(interval: Any) -> None:
+    """Refuse another interval than those that a schedule can have."""
+    if interval not in ("step", "epoch"):
+        raise UserError(f'scheduler_interval is {interval!r}; pass "step" or "epoch", after which the schedule steps')
+
+
 def check_stateful(stateful: Mapping[str, Stateful], records: Mapping[str, Stateful] | None = None) -> None:
     """Refuse parts of a script, and records of a framework, whose state no commit can hold."""
-    if STABILITY in stateful:
-        raise UserError(f"stateful: the name {STABILITY} is taken by the job's stability; choose another one")
+    for name, owner in ((STABILITY, "the job's stability"), (ORDER, "the order of the samples")):
+        if name in stateful:
+            raise UserError(f"stateful: the name {name} is taken by {owner}; choose another one")
     for name, part in {**stateful, **(records or {})}.items():
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
             raise UserError(

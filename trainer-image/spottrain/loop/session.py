@@ -19,6 +19,7 @@ from spottrain.data.batch import BatchPlan
 from spottrain.data.loader import Collate, Data, MapDataset
 from spottrain.data.order import DataOrder
 from spottrain.data.rank_data import RankData
+from spottrain.data.script_order import OrderFunction
 from spottrain.engines.auto import applied
 from spottrain.engines.blocks import find_blocks, prepare_blocks
 from spottrain.engines.choice import choose_engine
@@ -31,6 +32,7 @@ from spottrain.loop.acceptance import (
     check_model,
     check_optimizer,
     check_scheduler,
+    check_scheduler_interval,
     check_stateful,
     checked_optimizer,
     checked_scheduler,
@@ -44,7 +46,7 @@ from spottrain.recovery.open_store import open_store
 from spottrain.recovery.peft_adapters import peft_adapters
 from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.script_parts import Stateful
-from spottrain.recovery.training_state import SCHEDULER, STABILITY, TrainingState, model_config
+from spottrain.recovery.training_state import ORDER, SCHEDULER, STABILITY, TrainingState, model_config
 from spottrain.world.drain import DrainFlag
 from spottrain.world.failures import Drained, UserError, as_user_errors
 from spottrain.world.launch import Launch, barrier, join_world, process_started_at
@@ -113,6 +115,8 @@ class Session:
         wrap: Collection[type[nn.Module]] | None = None,
         collate: Collate | None = None,
         shuffle: bool = True,
+        order: OrderFunction | None = None,
+        scheduler_interval: str = "step",
         clip_grad_norm: float | None = None,
         tokens_per_sample: int | None = None,
         num_workers: int | None = None,
@@ -128,11 +132,15 @@ class Session:
             model: The whole model, on the CPU or on the session's device.
             optimizer: Called with the spread model; returns its optimizer.
             dataset: The training data: anything with a length and items by index.
-            scheduler: Called with the optimizer; returns a schedule that steps once an optimizer step.
+            scheduler: Called with the optimizer; returns a schedule that steps once a `scheduler_interval`.
             wrap: Classes of the model's blocks. Each block is gathered, compiled and recomputed as one. None: blocks
                 are found automatically. Empty: the model is one block.
             collate: Makes a batch from a list of items. None: as torch's DataLoader does.
             shuffle: Read the samples in a random order, a different one in each epoch.
+            order: The script's own order: a function of the epoch (from 0) that returns indices, as a sampler does,
+                or batches of indices, of which each is the batch of a step. Any number of them, the same on all
+                ranks. None: the session's, by seed and `shuffle`.
+            scheduler_interval: "step" or "epoch".
             clip_grad_norm: Largest norm of the whole gradient. None: gradients are not clipped.
             tokens_per_sample: For the reported throughput, and for the memory of activations under `strategy: auto`.
             num_workers: Processes that fetch samples ahead. 0: the training process fetches them. None: one process,
@@ -169,11 +177,12 @@ class Session:
         self._refuse_second()
         self._context.reporter.milestone("model_built")
         data = Data(dataset, collate, num_workers, shuffle, loader or {})
-        order = order_of(data, self.config.seed)
+        ordered = order_of(data, self.config.seed, order=order, largest_batch=self.batch_plan.global_batch)
         check_model(model)
         check_same_model(model)
         check_stateful(stateful or {})
         optimizer = checked_optimizer(optimizer)
+        check_scheduler_interval(scheduler_interval)
         with as_user_errors():
             engine_config = EngineConfig(
                 device=self.device,
@@ -213,8 +222,9 @@ class Session:
             engine,
             spread,
             data,
-            order,
+            ordered,
             tokens_per_sample=tokens_per_sample,
+            scheduler_interval=scheduler_interval,
             optimizer=made_optimizer,
             scheduler=checked_scheduler(scheduler, made_optimizer) if scheduler is not None else None,
             model_config=model_config(model),
@@ -233,6 +243,7 @@ class Session:
         scheduler: LRScheduler | None = None,
         collate: Collate | None = None,
         shuffle: bool = True,
+        order: OrderFunction | None = None,
         tokens_per_sample: int | None = None,
         num_workers: int | None = None,
         loader: Mapping[str, Any] | None = None,
@@ -252,6 +263,7 @@ class Session:
             scheduler: The optimizer's schedule, which the framework steps.
             collate: Makes a batch from a list of items. None: as torch's DataLoader does.
             shuffle: Read the samples in a random order, a different one in each epoch.
+            order: As for `prepare`.
             tokens_per_sample: For the reported throughput.
             num_workers: As for `prepare`.
             loader: As for `prepare`.
@@ -272,7 +284,7 @@ class Session:
         engine = AdoptedEngine(optimizer)
         model = getattr(model, "_orig_mod", model)  # torch.compile wraps what the framework has spread
         data = Data(dataset, collate, num_workers, shuffle, loader or {})
-        order = order_of(data, self.config.seed)
+        ordered = order_of(data, self.config.seed, order=order, largest_batch=self.batch_plan.global_batch)
         check_adopted_model(model, self.world_size)
         check_optimizer(optimizer, model)
         if scheduler is not None:
@@ -287,7 +299,7 @@ class Session:
             engine,
             spread,
             data,
-            order,
+            ordered,
             tokens_per_sample=tokens_per_sample,
             optimizer=optimizer,
             scheduler=scheduler,
@@ -331,17 +343,26 @@ class Session:
         optimizer: Optimizer,
         scheduler: LRScheduler | None,
         tokens_per_sample: int | None,
+        scheduler_interval: str = "step",
         stateful: Mapping[str, Stateful] | None = None,
         **state: Any,
     ) -> Training:
         """Put the parts of a Training together. `state` are further fields of TrainingState."""
-        plan = self.batch_plan
-        self._say_sizes(plan)
-        header = AuditHeader(
-            seed=order.seed, shuffle=order.shuffle, num_samples=order.num_samples, global_batch=plan.global_batch
-        )
+        self._say_sizes(self.batch_plan)
         guard = StabilityGuard(self.config.stability) if self.config.stability is not None else None
-        parts = {**(stateful or {}), **({STABILITY: guard} if guard is not None else {})}
+        rank_data = RankData(
+            data=data,
+            order=order,
+            plan=self.batch_plan,
+            rank=self.rank,
+            generation=self.config.generation,
+            attempt=self.config.attempt_id,
+            tokens_per_sample=tokens_per_sample,
+            schedule_interval=scheduler_interval,
+            open_audit=self._open_audit if os.environ.get(ENV_AUDIT_DIR) else None,
+        )
+        own = {STABILITY: guard, ORDER: rank_data.place}
+        parts = {**(stateful or {}), **{name: part for name, part in own.items() if part is not None}}
         self._training = Training(
             model=spread,
             engine=engine,
@@ -349,20 +370,10 @@ class Session:
                 models=engine,
                 optimizers={OPTIMIZER: optimizer},
                 schedulers={SCHEDULER: scheduler} if scheduler is not None else {},
-                identity=header.model_dump(),
                 stateful=parts,
                 **state,
             ),
-            data=RankData(
-                data=data,
-                order=order,
-                plan=plan,
-                rank=self.rank,
-                generation=self.config.generation,
-                attempt=self.config.attempt_id,
-                tokens_per_sample=tokens_per_sample,
-                audit=self._open_audit(header),
-            ),
+            data=rank_data,
             context=self._context,
             recovery=Recovery.build(
                 self._store,
@@ -405,9 +416,6 @@ class Session:
         self._context.reporter.finish(kind)
         dist.destroy_process_group()
 
-    def _open_audit(self, header: AuditHeader) -> AuditWriter | None:
-        folder = os.environ.get(ENV_AUDIT_DIR)
-        if not folder:
-            return None
-        with as_user_errors():
-            return AuditWriter(Path(folder), header, generation=self.config.generation, rank=self.rank)
+    def _open_audit(self, header: AuditHeader) -> AuditWriter:
+        folder = Path(os.environ[ENV_AUDIT_DIR])
+        return AuditWriter(folder, header, generation=self.config.generation, rank=self.rank)

@@ -153,7 +153,7 @@ class Step:
         """
         if self._current is None:
             raise RuntimeError("step.gather belongs inside `for batch in step.micro_batches()`, before step.backward")
-        plan, number = self._plan, len(self._current.positions)
+        plan, batch, number = self._plan, self._current.batch, len(self._current.positions)
         if plan.num_micro_batches > 1:
             share = -(-plan.global_batch // plan.world_size)
             raise UserError(
@@ -167,7 +167,7 @@ class Step:
                 "one with a row for each of them"
             )
         self._is_of_whole_batch = True
-        return gather(rows, [len(plan.share(rank)) for rank in range(plan.world_size)], self._rank)
+        return gather(rows, [len(plan.share(rank, batch)) for rank in range(plan.world_size)], self._rank)
 
     def update(self) -> None:
         """Clip gradients, step the optimizer and the schedule, and clear gradients.

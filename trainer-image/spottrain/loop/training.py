@@ -19,13 +19,14 @@ from spottrain.data.rank_data import RankData
 from spottrain.engines.engine import Engine
 from spottrain.engines.model_state import full_state
 from spottrain.loop.acceptance import checked_total
+from spottrain.loop.epoch import Epoch
 from spottrain.loop.stability import StabilityGuard, StepDecision
 from spottrain.loop.step import LossMeter, Step
 from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.script_parts import PREFIX
 from spottrain.recovery.store_retries import may_succeed_later
 from spottrain.recovery.training_state import STABILITY, TrainingState
-from spottrain.world.failures import Drained, UserError, start_error
+from spottrain.world.failures import Drained, UserError, as_user_errors, start_error
 from spottrain.world.rank_context import RankContext
 from spottrain.world.stop_agreement import Ballot, Decision
 from spottrain_api.contract.reports import TrainerPhase
@@ -40,9 +41,21 @@ OTHER_LENGTHS = (
     "The data set has {:.0f} samples on one rank and {:.0f} on another. Give every rank the whole data set: the "
     "session shares it out."
 )
+OTHER_EPOCHS = (
+    "The number of epochs is {:.0f} on one rank and {:.0f} on another. Pass the same number to training.epochs on "
+    "all ranks."
+)
+ORDERS_DIFFER = (
+    "The order of the samples is not the same on all ranks. Let what order= returns depend on the epoch alone, not "
+    "on the rank, and give every rank the same data set: the session shares each batch out."
+)
+LEFT_EPOCH = (
+    "The loop over epoch {} was left after {} of its {} steps, and the next epoch begun. Go through all steps of an "
+    "epoch, or leave the loop over the epochs, too, to end the run."
+)
 SECOND_LOOP = (
-    "training.steps was called a second time, and would begin again where this generation began. It is the loop of "
-    "the whole run: do what follows an epoch inside it, after the epoch's last step."
+    "training.{} is a second loop, and would begin again where this generation began. It is the loop of the "
+    "whole run: do what follows an epoch inside it, in a loop over training.epochs."
 )
 # Between tries to save the last step of a drain, in seconds, as far as the deadline allows.
 DRAIN_PAUSES = (1.0, 2.0, 4.0, 8.0)
@@ -131,26 +144,36 @@ class Training:
             UserError: The newest commit does not fit the model or the data, training is unstable, this is a second
                 loop, `total` is not a whole number, or it or the length of the data set is not the same on all ranks.
         """
-        if self._batches is not None:
-            raise UserError(SECOND_LOOP)
         total = checked_total(total)
-        self._require_same(total, OTHER_TOTALS)
-        self._require_same(self._data.order.num_samples, OTHER_LENGTHS)
-        self._batches = self._resume(total)
-        with closing(self._batches):
-            decision = self._agreement.settle(self._ballot())
-            self._schedule.agreed_seconds = decision.save_seconds
-            if decision.drain:
-                self._drain()
-            while self.step < total:
-                step = self._new_step(self._batches)
-                self._under_way = step, time.monotonic()
-                yield step
-                self._complete()
-                decision = self._agreement.read()
-                if self.step < total:
-                    self._follow(decision)
-                self._agreement.start(self._ballot())
+        with closing(self._begin(total, by_epoch=False, otherwise=OTHER_TOTALS)):
+            yield from self._steps_to(total)
+
+    def epochs(self, number: int) -> Iterator[Epoch]:
+        """The remaining epochs of the run, each with an exact end.
+
+        As `steps`, and the last batch of an epoch is what is left of it. A run that is resumed inside an epoch
+        continues there. One that is resumed after the last step of an epoch begins with that epoch, which then has no
+        steps left, so that what the script does after them is done.
+
+        Args:
+            number: Epochs of the whole run, not of this generation.
+
+        Yields:
+            Each epoch in turn: loop over its steps.
+
+        Raises:
+            Drained: As for `steps`.
+            UserError: As for `steps`, or the loop over an epoch was left early, and the next one begun.
+        """
+        number = checked_total(number, "number of epochs")
+        with closing(self._begin(number, by_epoch=True, otherwise=OTHER_EPOCHS)):
+            for steps, epoch in self._data.batches.epochs_from(self.step):
+                self._reporter.update(total_steps=self._data.batches.expected_steps(self.step))
+                left = self._steps_to(steps.stop)
+                yield Epoch(epoch.number, len(steps), left)
+                if self.step < steps.stop:
+                    raise UserError(LEFT_EPOCH.format(epoch.number, self.step - steps.start, len(steps)))
+                next(left, None)  # completes the last step, if the script left the loop after its update
             self.finish()
 
     def finish(self) -> None:
@@ -216,8 +239,40 @@ class Training:
         if least != most:
             raise UserError(otherwise.format(least, most))
 
-    def _resume(self, total: int) -> MicroBatches:
-        self._state = replace(self._state, total_steps=total)
+    def _begin(self, length: int, *, by_epoch: bool, otherwise: str) -> MicroBatches:
+        """Resume, and agree on the start. `length` is in steps or epochs. A collective."""
+        if self._batches is not None:
+            raise UserError(SECOND_LOOP.format("epochs" if by_epoch else "steps"))
+        self._require_same(length, otherwise)
+        self._require_same(self._data.order.num_samples, OTHER_LENGTHS)
+        with as_user_errors():
+            identity = self._data.begin(length, by_epoch=by_epoch)
+        self._batches = self._resume(identity)
+        decision = self._agreement.settle(self._ballot())
+        if decision.orders_differ:
+            raise UserError(ORDERS_DIFFER)
+        self._schedule.agreed_seconds = decision.save_seconds
+        if decision.drain:
+            self._drain()
+        return self._batches
+
+    def _steps_to(self, stop: int) -> Iterator[Step]:
+        """The steps up to a number of completed steps. The last step of the run is committed at once."""
+        assert self._batches is not None
+        while self.step < stop:
+            step = self._new_step(self._batches)
+            self._under_way = step, time.monotonic()
+            yield step
+            self._complete()
+            decision = self._agreement.read()
+            if not self._data.batches.is_over(self.step):
+                self._follow(decision)
+            self._agreement.start(self._ballot())
+        if self._data.batches.is_over(self.step):
+            self.finish()
+
+    def _resume(self, identity: dict[str, Any]) -> MicroBatches:
+        self._state = replace(self._state, identity=identity, total_steps=self._data.batches.total_steps)
         seed, rank = self._data.order.seed, self._context.rank
         random_state.seed_everything(seed, rank=rank)
         try:
@@ -230,9 +285,10 @@ class Training:
             self._checkpoint_reports.resumed(self.step)
         if self._guard is not None:
             self._reporter.update(skipped_steps=self._guard.num_skipped, rollbacks=self._guard.num_rollbacks)
-        self._reporter.update(phase=TrainerPhase.TRAINING, step=self.step, start_step=self.step, total_steps=total)
+        length = self._data.batches.expected_steps(self.step)
+        self._reporter.update(phase=TrainerPhase.TRAINING, step=self.step, start_step=self.step, total_steps=length)
         self._reporter.milestone("loaded")  # last: a reader who sees it also sees the first step
-        return self._data.batches(first_step=self.step, device=self._context.device)
+        return self._data.load(first_step=self.step, device=self._context.device)
 
     def _new_step(self, batches: MicroBatches) -> Step:
         return Step(
@@ -264,8 +320,9 @@ class Training:
     def _update(self) -> None:
         if self.may_update():
             self._engine.update()
-        for scheduler in self._state.schedulers.values():
-            scheduler.step()
+        if self._data.steps_schedule(self.step):
+            for scheduler in self._state.schedulers.values():
+                scheduler.step()
         self.step += 1
 
     def _complete(self) -> None:
@@ -280,12 +337,14 @@ class Training:
             self.step,
             seconds=seconds,
             data_wait_seconds=self._batches.pop_wait() if self._batches is not None else 0.0,
-            tokens=self._data.tokens_per_step,
+            tokens=self._data.tokens(self.step),
         )
         self._saver.poll()
 
     def _follow(self, decision: Decision) -> None:
         """Do what the ranks agreed on at the previous step boundary."""
+        if decision.orders_differ:
+            raise UserError(ORDERS_DIFFER)
         self._observe_loss(decision)
         self._schedule.agreed_seconds = decision.save_seconds
         if decision.at_risk != self._schedule.at_risk:
@@ -323,6 +382,7 @@ class Training:
             save_seconds=(self._saver.forecast_seconds() or 0.0) if is_rank_0 else 0.0,
             save_failed=self._saver.has_failed,
             at_risk=self._context.drain.is_at_risk(),
+            order=self._data.batches.fingerprint(self.step),
         )
 
     def _observe_loss(self, decision: Decision) -> None:

@@ -36,6 +36,10 @@ STRATEGY = "strategy"
 SCHEDULER = "scheduler"
 # Name of the part of the run that is the guard of `stability`.
 STABILITY = "stability"
+# Name of the part of the run that is the place in the script's own order.
+ORDER = "order"
+# Parts of a run's identity that commits of earlier versions lack, as they were.
+_IDENTITY_BEFORE = {"order": "permutation", "loop": "steps"}
 # Options of an optimizer's groups that scripts set and commits hold. Schedules keep the rate as initial_lr.
 _OPTIONS = ("lr", "weight_decay", "betas", "momentum", "eps")
 
@@ -52,7 +56,7 @@ class TrainingState:
         optimizers: The optimizers that schedules set, by their keys in the state; their groups hold the options.
         schedulers: The schedules of learning rates, by name.
         identity: What must not differ between the run that saved and the run that resumes, such as the seed and the
-            number of samples.
+            number of samples. Known once the loop has begun.
         model_config: Configuration of a Hugging Face model, for exports.
         peft: Adapters of a PEFT model, for exports; on rank 0.
         engine_name: "ddp", "fsdp" or "deepspeed"; None if a framework has spread the model.
@@ -66,7 +70,7 @@ class TrainingState:
     models: SavedState
     optimizers: Mapping[str, Optimizer]
     schedulers: Mapping[str, LRScheduler]
-    identity: dict[str, Any]
+    identity: dict[str, Any] = field(default_factory=dict)
     model_config: dict[str, Any] | None = None
     peft: dict[str, Any] | None = None
     engine_name: str | None = None
@@ -174,7 +178,7 @@ class TrainingState:
 
     def check(self, extra: dict[str, Any], step: int) -> None:
         """Raises CheckpointMismatch if the saved run had a different identity."""
-        before = extra["identity"]
+        before = {**_IDENTITY_BEFORE, **extra["identity"]}
         differing = [name for name, now in self.identity.items() if before.get(name) != now]
         if differing:
             saved, here = (
@@ -204,7 +208,7 @@ class TrainingState:
         saved = loaded.extra["schedulers"]
         every = (schedule.change(saved.get(name), loaded.step) for name, schedule in self._schedules().items())
         yield from filter(None, every)
-        new = self.stateful.keys() - set(loaded.extra["stateful"]) - {STABILITY}
+        new = self.stateful.keys() - set(loaded.extra["stateful"]) - {STABILITY, ORDER}
         if new:
             yield (
                 f"The checkpoint at step {loaded.step} holds no state of {', '.join(sorted(new))} (stateful), which "

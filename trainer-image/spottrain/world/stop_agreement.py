@@ -28,6 +28,7 @@ class Ballot:
         save_seconds: Rank 0's forecast of a save, or 0. Only rank 0 sees the whole of a save.
         save_failed: Whether its part of the newest save failed, which rank 0 may not know.
         at_risk: Whether its node may be taken back soon.
+        order: Fingerprint of the order of the next samples, a whole number below 2**20.
     """
 
     drain: bool = False
@@ -38,6 +39,11 @@ class Ballot:
     save_seconds: float = 0.0
     save_failed: bool = False
     at_risk: bool = False
+    order: int = 0
+
+    def votes(self) -> list[float]:
+        """The numbers that are summed over the ranks."""
+        return [*map(float, astuple(self)), float(self.order**2), 1.0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,7 @@ class Decision:
         save_seconds: Forecast of a save, if known.
         save_failed: Whether any rank's part of the newest save failed.
         at_risk: Whether any rank's node may be taken back soon.
+        orders_differ: Whether the ranks are about to read in different orders.
     """
 
     drain: bool = False
@@ -61,11 +68,12 @@ class Decision:
     save_seconds: float | None = None
     save_failed: bool = False
     at_risk: bool = False
+    orders_differ: bool = False
 
     @classmethod
     def from_sums(cls, sums: Sequence[float]) -> Decision:
-        """Make it from the sums of all ranks' ballots, in the order of a ballot's fields."""
-        drain, commit, replicate, loss, has_loss, save_seconds, save_failed, at_risk = sums
+        """Make it from the sums of all ranks' votes."""
+        drain, commit, replicate, loss, has_loss, save_seconds, save_failed, at_risk, order, squares, ranks = sums
         return cls(
             drain=drain > 0,
             commit=commit > 0,
@@ -74,6 +82,8 @@ class Decision:
             save_seconds=save_seconds or None,
             save_failed=save_failed > 0,
             at_risk=at_risk > 0,
+            # Only of equal numbers is the mean of the squares the square of the mean.
+            orders_differ=int(squares) * int(ranks) != int(order) ** 2,
         )
 
 
@@ -86,7 +96,7 @@ class StopAgreement:
 
     def start(self, ballot: Ballot) -> None:
         """Cast this rank's ballot. Every rank does so once at each boundary."""
-        votes = torch.tensor(astuple(ballot), dtype=torch.float64, device="cpu")
+        votes = torch.tensor(ballot.votes(), dtype=torch.float64, device="cpu")
         work = None
         if self._group is not None:
             work = dist.all_reduce(votes, op=dist.ReduceOp.SUM, group=self._group, async_op=True)

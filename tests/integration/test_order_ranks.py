@@ -1,0 +1,72 @@
+"""Ranks on gloo that read in the script's own order, and epoch by epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import script_orders
+from spottrain.data.audit import read_audit
+from spottrain.data.batches import Batches
+from spottrain.data.order import DataOrder, Permutation
+from spottrain.data.script_order import ScriptOrder
+from spottrain_api.contract.reports import FailureReason
+from trainer_runs import Run, assert_drained, assert_succeeded
+
+EPOCHS = 3
+GLOBAL_BATCH = 10
+
+
+def order_of(name: str | None) -> DataOrder:
+    if name is None:
+        return Permutation(num_samples=script_orders.NUM_SAMPLES, seed=5)
+    function = getattr(script_orders, name)
+    return ScriptOrder(function, num_samples=script_orders.NUM_SAMPLES, seed=5, largest_batch=GLOBAL_BATCH)
+
+
+@pytest.mark.parametrize("name", [None, "weighted", "packed"])
+def test_epochs_in_any_order_are_those_of_one_rank_at_any_world_size(
+    name: str | None, tmp_path: Path, fork: Any
+) -> None:
+    settings = {"epochs": EPOCHS, "order": name, "step_loss": True}
+    steady = Run(tmp_path / "steady", fork, settings=settings)
+    steady.generate(1)
+    assert_succeeded(steady)
+
+    resized = Run(tmp_path / "resized", fork, settings=settings)
+    for world_size, faults in ((2, {1: {2: "drain"}}), (3, {0: {7: "drain"}}), (1, {})):
+        resized.generate(world_size, faults)
+        if faults:
+            assert_drained(resized)
+    assert_succeeded(resized)
+    losses = resized.step_losses()
+
+    for each, value in resized.parameters().items():
+        torch.testing.assert_close(value, steady.parameters()[each], rtol=1e-4, atol=1e-5)
+    assert losses == pytest.approx({step: steady.step_losses()[step] for step in losses}, rel=1e-3)
+    batches = Batches(order_of(name), GLOBAL_BATCH, by_epoch=True, length=EPOCHS)
+    total = len(list(batches.steps_from(0)))
+    audit = read_audit(resized.folder / "audit")
+    assert audit.problems(total, order=order_of(name)) == []
+    assert len(audit.steps) == total
+    assert {step.world for step in audit.steps} == {1, 2, 3}
+    assert audit.num_redone == 0
+
+
+def test_an_order_that_differs_by_rank_ends_the_run_with_a_sentence_before_its_steps_are_committed(
+    tmp_path: Path, fork: Any
+) -> None:
+    run = Run(tmp_path, fork, settings={"epochs": EPOCHS, "order": "by_rank"}, interval="1steps")
+    run.generate(2)
+    for outcome in run.outcomes:
+        assert outcome is not None
+        assert outcome.failure is not None
+        assert outcome.failure.reason is FailureReason.INVALID_CONFIGURATION
+        assert outcome.failure.message.startswith("The order of the samples is not the same on all ranks.")
+    head = run.head()
+    assert head is not None
+    assert head.newest is not None
+    assert head.newest.step <= 5
