@@ -1,7 +1,8 @@
 """Awkward models in the loops of this library and of others, one session after the other.
 
-test_awkward_models.py runs it as ranks. RANK_SETTINGS comes from the test: the cases, and where each has its commits.
-Rank 0 of the last world saves the trained model of each case. All ranks write what they were refused.
+test_awkward_models.py runs it as ranks. RANK_SETTINGS comes from the test: the cases of this world, each with the
+number of its turn and how many it has, and where they have their commits. After the last turn, rank 0 saves the
+trained model. All ranks write what they were refused.
 """
 
 import json
@@ -26,6 +27,7 @@ from awkward_models import (  # noqa: E402
     CLIP,
     GLOBAL_BATCH,
     MICRO_BATCH,
+    STEPS_A_WORLD,
     Awkward,
     Unused,
     make_model,
@@ -39,8 +41,8 @@ from spottrain_api.settings.training import DeepSpeedConfig, FsdpConfig  # noqa:
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore")
 RANK, WORLD = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
-TOTAL: int = RANK_SETTINGS["total"]
-DATA = samples(RANK_SETTINGS["num_worlds"])
+MOST_TURNS = 3
+DATA = samples(MOST_TURNS)
 
 
 def ask_to_drain(optimizer: torch.optim.Optimizer) -> None:
@@ -48,9 +50,9 @@ def ask_to_drain(optimizer: torch.optim.Optimizer) -> None:
     optimizer.register_step_post_hook(lambda *_: os.kill(os.getpid(), signal.SIGTERM))
 
 
-def train_alone(session: spottrain.Session, model: Awkward) -> Training:
+def train_alone(session: spottrain.Session, model: Awkward, total: int) -> Training:
     training = session.prepare(model, optimizer=make_optimizer, dataset=DATA, shuffle=False, clip_grad_norm=CLIP)
-    for step in training.steps(total=TOTAL):
+    for step in training.steps(total=total):
         for batch in step.micro_batches():
             step.backward(training.model(**batch)["loss"])
         step.update()
@@ -58,7 +60,7 @@ def train_alone(session: spottrain.Session, model: Awkward) -> Training:
     return training
 
 
-def train_with_transformers(session: spottrain.Session, model: Awkward) -> Training:
+def train_with_transformers(session: spottrain.Session, model: Awkward, total: int) -> Training:
     from transformers import TrainingArguments
 
     from spottrain.adapters.transformers import SpottrainTrainer
@@ -66,7 +68,7 @@ def train_with_transformers(session: spottrain.Session, model: Awkward) -> Train
     optimizer = make_optimizer(model)
     args = TrainingArguments(
         output_dir=RANK_SETTINGS["folder"],
-        max_steps=TOTAL,
+        max_steps=total,
         max_grad_norm=CLIP,
         train_sampling_strategy="sequential",
         report_to="none",
@@ -84,7 +86,7 @@ def train_with_transformers(session: spottrain.Session, model: Awkward) -> Train
     return trainer.loop.training
 
 
-def train_with_lightning(session: spottrain.Session, model: Awkward) -> Training:
+def train_with_lightning(session: spottrain.Session, model: Awkward, total: int) -> Training:
     import lightning.pytorch as lightning
 
     from spottrain.adapters.lightning import SpottrainCallback, SpottrainStrategy
@@ -104,7 +106,7 @@ def train_with_lightning(session: spottrain.Session, model: Awkward) -> Training
 
     strategy = SpottrainStrategy(session, DATA, shuffle=False, find_unused_parameters=isinstance(model, Unused))
     trainer = lightning.Trainer(
-        max_steps=TOTAL,
+        max_steps=total,
         gradient_clip_val=CLIP,
         strategy=strategy,
         callbacks=[SpottrainCallback(strategy)],
@@ -118,7 +120,7 @@ def train_with_lightning(session: spottrain.Session, model: Awkward) -> Training
     return strategy.loop.training
 
 
-def train_with_accelerate(session: spottrain.Session, model: Awkward, **plugins: Any) -> Training:
+def train_with_accelerate(session: spottrain.Session, model: Awkward, total: int, **plugins: Any) -> Training:
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
     from spottrain.adapters.accelerate import AcceleratedLoop
@@ -127,7 +129,7 @@ def train_with_accelerate(session: spottrain.Session, model: Awkward, **plugins:
     accelerator = Accelerator(cpu=True, kwargs_handlers=[ddp], **plugins)
     prepared, optimizer = accelerator.prepare(model, make_optimizer(model))
     ask_to_drain(optimizer.optimizer)
-    loop = AcceleratedLoop(session, accelerator, prepared, optimizer, DATA, total=TOTAL, shuffle=False)
+    loop = AcceleratedLoop(session, accelerator, prepared, optimizer, DATA, total=total, shuffle=False)
     for batch in loop.batches():
         with accelerator.accumulate(prepared):
             accelerator.backward(loop.weigh(prepared(**batch)["loss"]))
@@ -138,7 +140,7 @@ def train_with_accelerate(session: spottrain.Session, model: Awkward, **plugins:
     return loop.training
 
 
-def train_with_accelerates_fsdp(session: spottrain.Session, model: Awkward) -> Training:
+def train_with_accelerates_fsdp(session: spottrain.Session, model: Awkward, total: int) -> Training:
     from accelerate import FullyShardedDataParallelPlugin
 
     wrapped = {type(child).__name__ for name, child in model.named_modules() if name in ("blocks.0", "layers.0")}
@@ -148,10 +150,10 @@ def train_with_accelerates_fsdp(session: spottrain.Session, model: Awkward) -> T
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=sorted(wrapped),
     )
-    return train_with_accelerate(session, model, fsdp_plugin=plugin)
+    return train_with_accelerate(session, model, total, fsdp_plugin=plugin)
 
 
-LOOPS: dict[str, Callable[[spottrain.Session, Awkward], Training]] = {
+LOOPS: dict[str, Callable[[spottrain.Session, Awkward, int], Training]] = {
     "transformers": train_with_transformers,
     "lightning": train_with_lightning,
     "accelerate": train_with_accelerate,
@@ -179,10 +181,10 @@ def forget_frameworks() -> None:
         del os.environ[name]
 
 
-def run(model: str, loop: str) -> None:
+def run(model: str, loop: str, turn: int, turns: int) -> None:
     """One session, which ends with SystemExit if it drains or is refused."""
-    engines = loop.split(", ")  # of each world, in the order of the test
-    engine = ENGINES.get(engines[RANK_SETTINGS["number"] % len(engines)], {"strategy": "auto"})
+    engines = loop.split(", ")  # of each turn
+    engine = ENGINES.get(engines[turn % len(engines)], {"strategy": "auto"})
     forget_frameworks()
     with spottrain.session(
         global_batch=GLOBAL_BATCH,
@@ -192,7 +194,7 @@ def run(model: str, loop: str) -> None:
         checkpoint_interval="100steps",
     ) as session:
         session.config = session.config.model_copy(update={k: v for k, v in engine.items() if k != "strategy"})
-        training = LOOPS.get(loop, train_alone)(session, make_model(model))
+        training = LOOPS.get(loop, train_alone)(session, make_model(model), STEPS_A_WORLD * turns)
         trained = training.full_state_dict()
         if RANK == 0:
             torch.save(trained, f"{RANK_SETTINGS['folder']}/{model}/{loop}.pt")
@@ -215,10 +217,10 @@ def main() -> dict[str, dict[str, str]]:
         patch.object(dist, "destroy_process_group"),
         patch("spottrain.loop.entry.logs.say", said),
     ):
-        for model, loop in RANK_SETTINGS["cases"]:
+        for model, loop, turn, turns in RANK_SETTINGS["cases"]:
             name = f"{model}: {loop}"
             try:
-                run(model, loop)
+                run(model, loop, turn, turns)
             except SystemExit:  # after a drain, or after a sentence
                 pass
             except BaseException:
