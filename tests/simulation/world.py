@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from simulation.cluster import Node, Pod
-from spottrain_api.contract.assignments import AgentReport, CapacityType
+from spottrain_api.contract.assignments import AgentReport, Assignment, CapacityType
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_api.v1alpha1.status import FINISHED_PHASES, TrainingJobStatus
-from spottrain_operator.core.assignments import assignment_for
+from spottrain_operator.core.assignments import assignments_for
 from spottrain_operator.core.facts.pools import pool_hash
 from spottrain_operator.core.model import AnnotatePod, CreatePod, DeletePod, JobView, Observed, ReportView
 from spottrain_operator.core.plan import plan
@@ -61,6 +61,7 @@ class World:
             created_at=at(0),
             status=TrainingJobStatus(),
         )
+        self._assignments: tuple[JobView, dict[str, Assignment]] = (self.job, {})
         self.num_nodes = 0
         self.back_up()
 
@@ -241,10 +242,20 @@ class World:
             agent.terminate(at(pod.delete_at), self.now)
         if self.operator_up and self.time >= pod.next_poll:
             pod.next_poll = self.time + self.rng.choice([0.0, 0.25, 0.5])
-            assigned = assignment_for(self.job, pod.uid)
-            if pod.assignment is None or assigned.revision != pod.assignment.revision:
-                pod.assignment = assigned
+            assigned = self._assigned(pod.uid)
+            if pod.assignment is None or (
+                assigned is not pod.assignment and assigned.revision != pod.assignment.revision
+            ):
                 agent.receive(assigned)
+            pod.assignment = assigned
+
+    def _assigned(self, uid: str) -> Assignment:
+        """What the operator assigns to a pod, computed for all pods once for each change of the job."""
+        job, assignments = self._assignments
+        if job is not self.job or uid not in assignments:
+            assignments = assignments_for(self.job, (pod.uid for pod in self.pods.values()))
+            self._assignments = self.job, assignments
+        return assignments[uid]
 
     def _send(self, pod: Pod, agent: Agent) -> None:
         pod.next_report = self.time + 1.0
