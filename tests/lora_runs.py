@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -19,10 +18,16 @@ ADAPTER_AND_OPTIMIZER_BYTES = 3 * 4 * LAYERS * 2 * WIDTH * RANK
 
 
 def adapted(base: nn.Module) -> nn.Module:
-    config = LoraConfig(r=RANK, target_modules=[str(number) for number in range(LAYERS)])
+    return with_lora(base, RANK, [str(number) for number in range(LAYERS)])
+
+
+def with_lora(base: nn.Module, rank: int, modules: list[str]) -> nn.Module:
+    """A model with adapters of these modules, the same each time."""
+    from peft import LoraConfig, get_peft_model  # here, as collecting the tests would import torch's compiler
+
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        model: nn.Module = get_peft_model(base, config)
+        model: nn.Module = get_peft_model(base, LoraConfig(r=rank, target_modules=modules))
     return model
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 from docs.reference_pages import meanings
@@ -82,6 +81,8 @@ def test_a_job_in_the_docs_is_a_valid_one(job: Snippet) -> None:
 
 @pytest.mark.parametrize("values", [each for each in snippets("yaml") if each.path in OF_CHART], ids=str)
 def test_values_in_the_docs_are_the_charts(values: Snippet) -> None:
+    import jsonschema  # here, as it takes a second to import
+
     schema = json.loads((ROOT / "charts" / "spottrain" / "values.schema.json").read_text())
     jsonschema.validate(yaml.safe_load(values.text), schema)
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch import nn
 
-from lora_runs import ADAPTER_AND_OPTIMIZER_BYTES, LAYERS, WIDTH, adapted, committed_bytes, train
+from lora_runs import ADAPTER_AND_OPTIMIZER_BYTES, LAYERS, WIDTH, adapted, committed_bytes, train, with_lora
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.loading.export import export
@@ -65,9 +64,7 @@ def exported(folder: Path, *, compiled: str = "nothing") -> dict[str, torch.Tens
     model: nn.Module = nn.Sequential(OrderedDict(layers=nn.Sequential(*layers), head=nn.Linear(4, 4)))
     if compiled == "base":
         model = torch.compile(model, backend="eager")  # type: ignore[assignment]
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        made: nn.Module = get_peft_model(model, LoraConfig(r=2, target_modules=["proj", "head"]))
+    made = with_lora(model, 2, ["proj", "head"])
     if compiled == "model":
         made = torch.compile(made, backend="eager")  # type: ignore[assignment]
     storage = open_storage(f"file://{folder}/store")

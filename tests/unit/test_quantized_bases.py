@@ -5,11 +5,11 @@ The tests show what commits hold of the base, and what a resume makes of it.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import bitsandbytes
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -27,6 +27,11 @@ from spottrain.engines.deepspeed_limits import unfit_for_zero
 from spottrain.engines.model_state import frozen_names, load_model_state, model_state
 
 pytestmark = pytest.mark.usefixtures("world_of_its_own")
+
+
+def bitsandbytes() -> Any:
+    """Imported late, as collecting the tests would import torch's compiler."""
+    return importlib.import_module("bitsandbytes")
 
 
 class Int8(torch.Tensor):
@@ -94,7 +99,7 @@ def wrapping() -> nn.Module:
 
 def four_bits(*, nested: bool = False, storage: torch.dtype = torch.uint8) -> nn.Module:
     plain = nn.Linear(WIDTH, WIDTH)
-    made: nn.Module = bitsandbytes.nn.LinearNF4(
+    made: nn.Module = bitsandbytes().nn.LinearNF4(
         WIDTH, WIDTH, compute_dtype=torch.float32, compress_statistics=nested, quant_storage=storage
     )
     made.load_state_dict(plain.state_dict())
@@ -103,7 +108,7 @@ def four_bits(*, nested: bool = False, storage: torch.dtype = torch.uint8) -> nn
 
 def eight_bits() -> nn.Module:
     plain = nn.Linear(WIDTH, WIDTH)
-    made: nn.Module = bitsandbytes.nn.Linear8bitLt(WIDTH, WIDTH, has_fp16_weights=False)
+    made: nn.Module = bitsandbytes().nn.Linear8bitLt(WIDTH, WIDTH, has_fp16_weights=False)
     made.load_state_dict(plain.state_dict())
     return made.to("cpu").requires_grad_(False)
 
@@ -201,9 +206,9 @@ def test_a_quantized_base_is_exported_as_bitsandbytes_reads_it(tmp_path: Path) -
     name = "base_model.model.0.base_layer.weight"
     exported = load_file(written)
     parts = {key.removeprefix(f"{name}."): value for key, value in exported.items() if key.startswith(f"{name}.")}
-    weight = bitsandbytes.nn.Params4bit.from_prequantized(exported[name], parts, device="cpu")
+    weight = bitsandbytes().nn.Params4bit.from_prequantized(exported[name], parts, device="cpu")
     own: Any = model.get_parameter(name)
-    values = [bitsandbytes.functional.dequantize_4bit(each.data, each.quant_state) for each in (weight, own)]
+    values = [bitsandbytes().functional.dequantize_4bit(each.data, each.quant_state) for each in (weight, own)]
     assert torch.equal(*values)
 
 
@@ -239,6 +244,6 @@ def test_what_deepspeed_cannot_move_is_refused() -> None:
 
 
 def test_a_module_that_cannot_be_saved_is_named_in_a_sentence() -> None:
-    model = nn.Sequential(bitsandbytes.nn.EmbeddingNF4(8, 64))
+    model = nn.Sequential(bitsandbytes().nn.EmbeddingNF4(8, 64))
     with pytest.raises(UnsupportedState, match="Saving Embedding4bit module is not implemented"):
         model_state(model)
