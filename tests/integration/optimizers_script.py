@@ -31,7 +31,7 @@ from spottrain_api.settings.training import DeepSpeedConfig  # noqa: E402
 
 torch.set_num_threads(1)
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-BATCH, STEPS, MIDDLE = 4, 6, 3
+BATCH, STEPS, MIDDLE = 4, 5, 3
 GENERATION = 1 if RANK_SETTINGS["begins"] else 2
 
 
