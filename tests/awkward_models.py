@@ -77,23 +77,26 @@ class Buffers(Awkward):
         return self.head(x)
 
 
+class SharingBlock(nn.Module):
+    """A norm of its own, and a layer that other blocks have, too."""
+
+    def __init__(self, shared: nn.Linear) -> None:
+        super().__init__()
+        self.shared = shared
+        self.norm = nn.LayerNorm(shared.in_features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.shared(self.norm(x)))
+
+
 class Tied(Awkward):
     """The head has the weight of the first layer, and the blocks share a layer."""
-
-    class Block(nn.Module):
-        def __init__(self, shared: nn.Linear) -> None:
-            super().__init__()
-            self.shared = shared
-            self.norm = nn.LayerNorm(WIDTH)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + torch.tanh(self.shared(self.norm(x)))
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(WIDTH, 1, bias=False)
         shared = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(self.Block(shared) for _ in range(2))
+        self.blocks = nn.ModuleList(SharingBlock(shared) for _ in range(2))
         self.head = nn.Linear(WIDTH, 1)
         self.head.weight = self.first.weight
 

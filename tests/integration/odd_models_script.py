@@ -19,6 +19,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from awkward_models import SharingBlock  # noqa: E402
 from no_pickles import refuse_pickles  # noqa: E402
 from spottrain.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
@@ -158,20 +159,11 @@ class OneScalar(nn.Module):
 class Tied(nn.Module):
     """The head has the embedding's weight, and the blocks share a layer."""
 
-    class Block(nn.Module):
-        def __init__(self, shared: nn.Linear) -> None:
-            super().__init__()
-            self.shared = shared
-            self.norm = nn.LayerNorm(WIDTH)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + torch.tanh(self.shared(self.norm(x)))
-
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(CLASSES, WIDTH)
         shared = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(self.Block(shared) for _ in range(3))
+        self.blocks = nn.ModuleList(SharingBlock(shared) for _ in range(3))
         self.head = nn.Linear(WIDTH, CLASSES, bias=False)
         self.head.weight = self.tokens.weight
 
