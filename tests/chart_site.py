@@ -14,6 +14,7 @@ import yaml
 from cluster_api import refusal
 from cluster_fixtures import Kubectl, wait_for
 from minimal_job import MINIMAL
+from rendered_objects import objects_in
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_local.install import chart_folder, find_helm
@@ -29,8 +30,9 @@ def rendered(name: str, values: Object) -> list[Object]:
     done = subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     groups = ("rbac.authorization.k8s.io/v1", "admissionregistration.k8s.io/v1")
-    objects = [each for each in yaml.safe_load_all(done.stdout) if each]
-    return [each for each in objects if each["apiVersion"] in groups or each["kind"] == "ServiceAccount"]
+    return [
+        each for each in objects_in(done.stdout) if each["apiVersion"] in groups or each["kind"] == "ServiceAccount"
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from cluster_fixtures import Kubectl
+from rendered_objects import objects_in
 from spottrain_api import crd
 from spottrain_local.cluster import Cluster
 from spottrain_local.install import NAMESPACE, RELEASE, chart_folder, find_helm, local_values
@@ -27,7 +28,7 @@ def older_chart(folder: Path) -> Path:
     """This chart with a CRD that lacks NEWER_FIELD."""
     chart = shutil.copytree(chart_folder(), folder / "older-chart")
     file = chart / "definitions" / f"{crd.NAME}.yaml"
-    definition = yaml.safe_load(file.read_text())
+    [definition] = objects_in(file.read_text())
     del _run_policy(definition)[NEWER_FIELD]
     file.write_text(yaml.safe_dump(definition))
     return chart

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from cluster_fixtures import SMALL, Kubectl, end_cluster, throw_away_cluster, wait_for
+from rendered_objects import objects_in
 from spottrain_api.crd import CRDS, definitions
 from spottrain_local.cluster import Cluster
 from spottrain_local.install import install_operator
@@ -146,7 +146,8 @@ def local_cluster(run_folder: RunFolder) -> Cluster:
 def _define(cluster: Cluster) -> None:
     kubectl = Kubectl(kubeconfig=cluster.kubeconfig)
     for file in sorted(CRDS.glob("*.yaml")):
-        kubectl.apply(yaml.safe_load(file.read_text()))
+        [definition] = objects_in(file.read_text())
+        kubectl.apply(definition)
     wait_for(lambda: kubectl.serves("tj", "tjh"), "the CRDs are served")
 
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from cluster_fixtures import Kubectl, wait_for
+from rendered_objects import objects_in
 from spottrain_local.install import find_helm
 
 pytestmark = pytest.mark.cluster
@@ -50,7 +51,7 @@ class Release:
         command = [find_helm(), "template", self.name, str(CHART), "-n", self.name, "--values", "-"]
         done = subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
-        return [each for each in yaml.safe_load_all(done.stdout) if each]
+        return objects_in(done.stdout)
 
     def try_out(self, objects: list[dict[str, Any]]) -> str:
         """Have the API server check the objects without keeping them; what it warns of."""

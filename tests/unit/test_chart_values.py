@@ -12,6 +12,7 @@ import pytest
 import yaml
 from docs.reference_pages import chart, chart_schema
 
+from rendered_objects import objects_in
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_local.install import find_helm
 from spottrain_operator.command import main
@@ -126,9 +127,7 @@ def test_a_wrong_value_is_refused(value: str, sentence: str) -> None:
 def test_a_cluster_that_assigns_ids_finds_none_in_the_release(assigned: bool) -> None:
     done = helm("--set", f"namespacesAssignIds={str(assigned).lower()}")
     pods = [
-        each["spec"]["template"]["spec"]
-        for each in yaml.safe_load_all(done.stdout)
-        if "template" in each.get("spec", {})
+        each["spec"]["template"]["spec"] for each in objects_in(done.stdout) if "template" in each.get("spec", {})
     ]
     ids = {"runAsUser", "runAsGroup", "fsGroup"}
     assert [ids & pod["securityContext"].keys() for pod in pods] == [set() if assigned else ids] * 2
@@ -176,7 +175,7 @@ def test_names_that_yaml_reads_as_something_else_stay_names(name: str) -> None:
     names = f"watchNamespaces.names={{{name}}}"
     done = helm("--namespace", "007", "--name-template", name, "--set", monitoring, "--set-string", names)
     assert done.returncode == 0, done.stderr
-    for each in filter(None, yaml.safe_load_all(done.stdout)):
+    for each in objects_in(done.stdout):
         metadata = each["metadata"]
         assert metadata.get("namespace", "007") in ("007", name), each["kind"]
         assert all(isinstance(text, str) for text in (metadata["name"], *metadata.get("labels", {}).values()))
@@ -188,7 +187,7 @@ def test_names_that_yaml_reads_as_something_else_stay_names(name: str) -> None:
 def test_a_preset_renders_and_lets_critical_pods_in(preset: str) -> None:
     done = helm("--values", str(CHART / preset))
     assert done.returncode == 0, done.stderr
-    objects = {each["kind"]: each for each in yaml.safe_load_all(done.stdout) if each}
+    objects = {each["kind"]: each for each in objects_in(done.stdout)}
     kinds = ("Deployment", "DaemonSet")
     wanted = [objects[kind]["spec"]["template"]["spec"].get("priorityClassName") for kind in kinds]
     [scope] = objects["ResourceQuota"]["spec"]["scopeSelector"]["matchExpressions"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rendered_objects import objects_in
 from spottrain_local.install import find_helm, operator_image
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +56,7 @@ def test_the_chart_asks_for_the_image_that_the_documents_commands_push(document:
     pushed = re.findall(r" push (\S+)$", "\n".join(made), re.MULTILINE)
     assert len(built) == 2
     assert pushed == built
-    objects = [each for each in yaml.safe_load_all("\n".join(rendered)) if each]
+    objects = objects_in("\n".join(rendered))
     pods = [each["spec"]["template"]["spec"] for each in objects if each["kind"] in ("Deployment", "DaemonSet")]
     assert {container["image"] for pod in pods for container in pod["containers"]} == {built[0]}
     assert built[0].endswith(f"/spottrain-operator:{PROJECT['version']}")

@@ -22,6 +22,7 @@ import pytest
 import yaml
 from botocore import xform_name
 
+from rendered_objects import objects_in
 from spottrain_api.contract.names import KIND
 from spottrain_local.install import find_helm
 
@@ -125,7 +126,7 @@ def test_helm_installs_the_image_that_was_pushed(guide: Rehearsal) -> None:
         command = [find_helm(), "template", *arguments]
         done = subprocess.run(command, cwd=guide.folder, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, done.stderr
-        objects = [each for each in yaml.safe_load_all(done.stdout) if each]
+        objects = objects_in(done.stdout)
         named = {(each["kind"].lower(), each["metadata"]["name"]) for each in objects}
         assert {("deployment", "spottrain-operator"), ("daemonset", "spottrain-watcher")} <= named
         if "--install" in call:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from rendered_objects import objects_in
 from spottrain_api import crd
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import (
@@ -62,7 +63,7 @@ def test_the_watcher_runs_on_the_nodes_that_spot_pods_go_to() -> None:
 def render(*values: str) -> list[dict[str, Any]]:
     command = [find_helm(), "template", "spottrain", str(CHART), "-n", "spottrain-system"]
     done = subprocess.run([*command, *values], capture_output=True, text=True, check=True, timeout=60)
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return objects_in(done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,7 @@ def test_containers_are_restricted(rendered: list[dict[str, Any]], kind: str) ->
 
 
 @pytest.mark.cluster
-def test_the_operator_is_told_the_address_of_its_service(rendered: list[dict[str, Any]]) -> None:
+def test_the_operator_gets_the_address_of_its_service(rendered: list[dict[str, Any]]) -> None:
     service = one(rendered, "Service")
     deployment = one(rendered, "Deployment")
     [container] = deployment["spec"]["template"]["spec"]["containers"]
