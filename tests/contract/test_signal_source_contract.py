@@ -116,7 +116,7 @@ async def test_a_source_that_starts_late_announces_what_stands(cloud: Cloud) -> 
     assert notice.deadline == DEADLINE
 
 
-async def test_the_same_signal_again_is_not_told_again(cloud: Cloud) -> None:
+async def test_the_same_signal_is_not_reported_again(cloud: Cloud) -> None:
     answers = following(cloud)
     await cloud.preempt()
     told = await within(30, answers)
@@ -338,7 +338,7 @@ async def test_kubernetes_disruption_of_a_pod_names_the_pod(kubernetes: Kubernet
     assert notice.deadline == DEADLINE - 9 * SECOND, "whoever deletes it may leave it less"
 
 
-async def test_kubernetes_pods_of_one_name_in_two_namespaces_are_told_apart(kubernetes: KubernetesCloud) -> None:
+async def test_kubernetes_pods_of_one_name_in_two_namespaces_are_kept_apart(kubernetes: KubernetesCloud) -> None:
     evicted = disrupted("EvictionByEvictionAPI")
     other: dict[str, Any] = {"metadata": {"name": "train-1", "uid": "u-2"}, "spec": {}, "status": {}}
     kubernetes.pods = [evicted, other]

@@ -116,7 +116,7 @@ def check_time(status: TrainingJobStatus) -> None:
     assert lost.unreported_seconds == lost.suspended_seconds == lost.redone_seconds == 0
 
 
-def test_a_cluster_without_the_prometheus_operator_is_told(operator_cluster: Cluster) -> None:
+def test_a_cluster_without_the_prometheus_operator_is_reported(operator_cluster: Cluster) -> None:
     with pytest.raises(LocalClusterError, match=r"alerts\.enabled needs PrometheusRule of the Prometheus operator"):
         install_operator(operator_cluster, {"alerts": {"enabled": True}})
 

@@ -213,7 +213,7 @@ def test_deadline_and_time_to_live(shell: Shell) -> None:
     wait_for(lambda: not shell.job_processes("digits"), "its processes end")
 
 
-def test_a_plain_script_is_told_and_goes_on_where_it_stopped(shell: Shell) -> None:
+def test_a_plain_script_is_warned_and_goes_on_where_it_stopped(shell: Shell) -> None:
     folder = shell.folder / "plain"
     args = ["--steps", "100000", "--folder", str(folder)]
     shell.apply(

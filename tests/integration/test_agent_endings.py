@@ -33,7 +33,7 @@ async def test_exit_ends_a_pod_whose_ranks_failed_with_code_1(pods: Pods, operat
     assert await asyncio.to_thread(pods.processes["a"].wait, 10) == 1
 
 
-async def test_a_missing_entrypoint_is_told_before_anything_starts(pods: Pods, operator: FakeOperator) -> None:
+async def test_a_missing_entrypoint_is_reported_before_anything_starts(pods: Pods, operator: FakeOperator) -> None:
     pods.start("a")
     await operator.wait_for(lambda: "a" in operator.reports)
     await operator.assign(pods.generation(1, Entrypoint(script="/nowhere/train.py"), ["a"]))
@@ -93,7 +93,7 @@ async def test_a_killed_worker_is_reported_though_its_peer_does_not_end(pods: Po
     ],
     ids=["torchrun tells", "nobody tells"],
 )
-async def test_a_killed_worker_is_the_cause_though_its_peer_tells_the_operator_first(
+async def test_a_killed_worker_is_the_cause_though_its_peer_reports_first(
     torchrun_tells: bool, sentence: str, pods: Pods, operator: FakeOperator
 ) -> None:
     """The peer's failure makes the operator stop all members.

@@ -65,7 +65,7 @@ def token_of(jobs: Jobs, pod: Any, audience: str = "spottrain") -> str:
     return jobs.kubectl.token("default", jobs.namespace, audience=audience, pod=pod["name"], uid=pod["uid"])
 
 
-def test_an_agent_is_heard_and_told(operator: OperatorProcess, jobs: Jobs) -> None:
+def test_an_agent_reports_and_gets_its_assignment(operator: OperatorProcess, jobs: Jobs) -> None:
     jobs.apply("gpt")
     wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")
     pod = jobs.pods("gpt")[0]["metadata"]

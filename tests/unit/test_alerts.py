@@ -46,7 +46,7 @@ def test_the_alerts_fire_when_they_should_and_not_otherwise(prometheus: Promethe
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_machine_without_prometheus_and_apt_is_told_where_to_get_it(
+def test_a_machine_without_prometheus_and_apt_is_shown_where_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -68,7 +68,7 @@ def seconds_by_phase(points: Sequence[HistoryPoint]) -> Counter[str]:
     return seconds
 
 
-def test_a_history_that_is_thinned_again_and_again_tells_of_all_its_time() -> None:
+def test_a_history_that_is_thinned_again_and_again_covers_all_its_time() -> None:
     """Each hour is a generation of 59 minutes, with a point each, and two phases."""
     points: list[HistoryPoint] = []
     thinned: tuple[HistoryPoint, ...] = ()

@@ -56,7 +56,7 @@ def test_text_of_others_gives_a_terminal_no_commands() -> None:
     assert one_line(hostile) == "a [2J b c 31m é…"
 
 
-def test_of_a_long_traceback_the_last_whole_lines_are_told() -> None:
+def test_of_a_long_traceback_the_last_whole_lines_are_reported() -> None:
     def deeper(levels: int) -> None:
         if levels == 0:
             raise KeyError
@@ -79,7 +79,7 @@ def test_of_a_long_traceback_the_last_whole_lines_are_told() -> None:
     assert traceback_tail(None) is None
 
 
-def test_an_error_is_told_with_file_and_line(tmp_path: Path) -> None:
+def test_an_error_is_reported_with_file_and_line(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
 
     def place(source: str) -> str:

@@ -57,7 +57,7 @@ def test_a_start_that_ends_halfway_takes_the_cluster_down(
 
 
 @pytest.mark.parametrize("error", [TimeoutError("The operator is not ready."), LocalClusterError("Helm failed.")])
-def test_a_cluster_that_does_not_start_is_told_in_a_sentence(
+def test_a_cluster_that_does_not_start_is_reported_in_a_sentence(
     error: Exception,
     cluster: FakeCluster,
     tmp_path: Path,
@@ -112,7 +112,7 @@ def test_a_round_in_which_the_job_did_not_step_again_is_the_result(
     assert [result.phases for result in results] == [{}] * len(bench_recovery.CASES)
 
 
-def test_torchrun_that_ends_before_the_fault_is_told_in_a_sentence(
+def test_torchrun_that_ends_before_the_fault_is_reported_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class EndedJob:

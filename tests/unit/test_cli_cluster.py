@@ -246,7 +246,9 @@ def test_a_terminal_that_is_not_utf_8_shows_what_it_can(command: tuple[str, ...]
 
 
 @pytest.mark.parametrize("command", [("status", "gpt", "--watch"), ("logs", "gpt")], ids=["status", "logs"])
-def test_the_exit_code_tells_a_failed_job_from_a_failed_command(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_exit_code_distinguishes_a_failed_job_from_a_failed_command(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
     assert spottrain(tmp_path, lambda path: answer(path, "Failed"), *command).exit_code == 3
     refused = spottrain(tmp_path, lambda _: (503, {}), *command)
     assert (refused.exit_code, refused.output.count("Trying again")) == (1, 0), refused.output

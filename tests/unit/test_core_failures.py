@@ -53,7 +53,7 @@ def test_a_lost_node_explains_the_failures_of_its_peers() -> None:
     assert (status.failures, status.preemptions, status.preemptions_without_notice) == (0, 1, 1)
 
 
-def test_peers_that_fail_before_their_node_is_missed_are_told_as_one_lost_node() -> None:
+def test_peers_that_fail_before_their_node_is_missed_are_reported_as_one_lost_node() -> None:
     first = failed(training_job(), FailureReason.LOST_PEER).says(4, age=2, phase=AgentPhase.RUNNING, failure=None)
     scene = first.decided()
     gone = replace(scene.node(4, ready=False), now=scene.now + timedelta(seconds=1)).plan()
@@ -63,7 +63,7 @@ def test_peers_that_fail_before_their_node_is_missed_are_told_as_one_lost_node()
     assert (gone.status.failures, gone.status.preemptions_without_notice) == (0, 1)
 
 
-def test_a_failure_is_told_once_when_it_is_known_to_be_one() -> None:
+def test_a_failure_is_reported_once_when_it_is_known_to_be_one() -> None:
     scene = failed(training_job(), FailureReason.SCRIPT_ERROR, "ValueError: x")
     assert "Failure" not in [event.reason for event in scene.plan().events]
     told = scene.decided().later(6).plan().events

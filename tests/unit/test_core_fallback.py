@@ -295,7 +295,7 @@ def test_an_on_demand_node_that_comes_up_is_awaited() -> None:
     assert f"affinity/selector. {NONE_UP.replace('spot', 'on-demand')}" in scene.plan().status.message
 
 
-def test_a_job_that_has_trained_on_spot_nodes_is_not_told_to_add_their_labels() -> None:
+def test_a_job_that_has_trained_on_spot_nodes_is_not_asked_to_add_their_labels() -> None:
     trained = training_job(capacity=NO_FALLBACK)
     lacking = next(each for each in short_of_spot(AWAY, capacity=NO_FALLBACK).observed.pods if each.sequence == 5)
     for sequence in range(1, 5):
@@ -324,6 +324,6 @@ def test_nodes_that_are_kept_away_do_not_help_a_pod_without_its_claim() -> None:
     assert "tainted" not in scene.plan().status.message
 
 
-def test_a_job_with_an_on_demand_floor_is_told_to_raise_it() -> None:
+def test_a_job_with_an_on_demand_floor_is_asked_to_raise_it() -> None:
     scene = short_of_spot(NO_SPOT, capacity={"onDemand": {"min": 1}}).pod(1, capacity_type=CapacityType.ON_DEMAND)
     assert spot_available(scene).message.endswith("To have them at once, raise capacity.onDemand.min")

@@ -34,7 +34,7 @@ def test_a_notice_before_the_ranks_are_up_stops_at_once() -> None:
     assert decided.status.generation.state is STOPPING
 
 
-def test_a_notice_to_a_script_that_tells_nothing_drains_it() -> None:
+def test_a_notice_to_a_script_that_reports_nothing_drains_it() -> None:
     scene = starting_job().all_say(generation=1, phase=AgentPhase.RUNNING, step_age_seconds=1.0)
     decided = scene.node(4, notice=notice(4, lead=60)).plan()
     assert decided.status.generation is not None
@@ -52,7 +52,7 @@ def test_a_notice_to_a_script_that_tells_nothing_drains_it() -> None:
         ),
     ],
 )
-def test_events_tell_a_node_that_goes_from_a_pod(changes: dict[str, Any], goes: str) -> None:
+def test_events_distinguish_a_node_that_goes_from_a_pod(changes: dict[str, Any], goes: str) -> None:
     decided = training_job().says(4, notices=(notice(4, **changes),)).plan()
     assert any(goes in event.message for event in decided.events)
 
@@ -64,7 +64,7 @@ def test_events_tell_a_node_that_goes_from_a_pod(changes: dict[str, Any], goes: 
         ("EvictionByEvictionAPI", "is being evicted (EvictionByEvictionAPI)"),
     ],
 )
-def test_a_pod_that_makes_way_is_told_from_one_that_is_evicted(disruption: str, why: str) -> None:
+def test_a_pod_that_makes_way_is_distinguished_from_one_that_is_evicted(disruption: str, why: str) -> None:
     decided = training_job().with_pod(pod(4, disruption=disruption)).plan()
     assert any(f"pod job-4 {why}" in event.message for event in decided.events)
 

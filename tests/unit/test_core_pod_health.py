@@ -326,7 +326,7 @@ def test_a_job_with_too_few_nodes_gets_the_advice_although_a_pod_starts() -> Non
     assert message.startswith("Waiting for nodes: 0 of at least 2 ready; no node has room for 1 spot pod; job-5: ")
 
 
-def test_a_job_that_trains_is_not_told_to_lower_its_smallest_size() -> None:
+def test_a_job_that_trains_is_not_asked_to_lower_its_smallest_size() -> None:
     lacking = unplaced(f"0/7 nodes are available: {ONE_A_NODE}, {OTHER_TYPE}.")
     message = condition(training_job(nodes={"min": 2, "max": 5}).with_pod(lacking)).message
     assert message.endswith("Training continues on 4 nodes, and the pod joins it once a node is free")

@@ -42,7 +42,7 @@ from spottrain_operator.core.model import MAX_TRANSITIONS
 from spottrain_operator.core.timing import DEFAULT_TIMING
 
 
-def test_ranks_are_told_of_the_interruptions_before_their_generation() -> None:
+def test_ranks_get_the_interruptions_before_their_generation() -> None:
     def ended(generation: int, reason: str, with_notice: bool) -> Transition:
         return Transition(generation=generation, reason=reason, with_notice=with_notice, at=at(50))
 
@@ -80,7 +80,7 @@ def test_interruptions_are_counted_in_the_time_with_members(first: int, observed
     assert interruptions == Interruptions(num=first, observed_seconds=observed)
 
 
-def test_a_member_that_waits_for_the_next_generation_is_told_the_same_all_the_time() -> None:
+def test_a_member_that_waits_for_the_next_generation_is_assigned_the_same_all_the_time() -> None:
     scene = training_job().status(start_time=START).generation(state=GenerationState.ENDED, started_at=at(60))
     time = TimeStatus(until=NOW, productive_seconds=90.0)
     told = assignment_for(scene.status(time=time).observed.job, "u1")
@@ -88,7 +88,7 @@ def test_a_member_that_waits_for_the_next_generation_is_told_the_same_all_the_ti
     assert assignment_for(scene.status(time=waited).observed.job, "u1") == told
 
 
-def test_a_member_is_told_to_stop_once() -> None:
+def test_a_member_is_asked_to_stop_once() -> None:
     ended = Transition(generation=1, at=at(50), reason="Preempted")
     scene = training_job().status(start_time=START, transitions=(ended,)).generation(number=2, started_at=at(60))
     stops = scene.generation(state=GenerationState.STOPPING).observed.job
@@ -98,7 +98,7 @@ def test_a_member_is_told_to_stop_once() -> None:
 
 
 @pytest.mark.parametrize(("replicas", "covered"), [(1, 1), (0, 0)], ids=["with-replicas", "not-any-more"])
-def test_ranks_are_told_what_replicas_covered(replicas: int, covered: int) -> None:
+def test_ranks_get_what_replicas_covered(replicas: int, covered: int) -> None:
     def ended(generation: int, **said: Any) -> Transition:
         return Transition(generation=generation, at=at(50), **said)
 
@@ -333,7 +333,7 @@ def test_an_operator_that_knows_more_optional_fields_leaves_jobs_alone() -> None
     assert Situation(upgraded, NOW).run_hash == Situation(scene.observed, NOW).run_hash
 
 
-def test_what_auto_came_to_is_in_the_status_and_told_once() -> None:
+def test_what_auto_came_to_is_in_the_status_and_reported_once() -> None:
     memory = MemoryEstimate(total=3, available=4, parameters=1, gradients=1, optimizer=1, activations=0, working=0)
     choice = StrategyChoice(strategy="fsdp", name="fsdp", reason="It fits.", memory=memory)
     scene = training_job().all_say(progress=training(60).model_copy(update={"strategy": choice}))
@@ -345,7 +345,7 @@ def test_what_auto_came_to_is_in_the_status_and_told_once() -> None:
     assert not [event for event in again.events if event.reason == "StrategyChosen"]
 
 
-def test_ranks_are_told_the_smallest_world_that_they_may_become() -> None:
+def test_ranks_get_the_smallest_world_that_they_may_become() -> None:
     job = training_job(processesPerNode=2).observed.job
     assert job.status.generation is not None
     told = assignment_for(job, job.status.generation.members[0].pod_uid).generation
@@ -353,7 +353,7 @@ def test_ranks_are_told_the_smallest_world_that_they_may_become() -> None:
     assert TrainerConfig.model_validate(told.trainer).min_world_size == job.spec.nodes.min * 2
 
 
-def test_steps_that_were_left_out_are_told_once() -> None:
+def test_steps_that_were_left_out_are_reported_once() -> None:
     message = "The loss of step 52 is nan. The step was skipped."
     told = training(60).model_copy(update={"skipped_steps": 1, "message": message})
     first = training_job().status(accounted_at=None).all_say(progress=told).plan()
@@ -393,7 +393,7 @@ def test_a_small_loss_keeps_four_digits(loss: float, shown: float) -> None:
     assert training_job().all_say(progress=said).later(60).plan().status.progress.loss == shown
 
 
-def test_what_went_other_than_planned_is_told_once() -> None:
+def test_what_went_other_than_planned_is_reported_once() -> None:
     message = "Step 60 was not committed before the end of this generation: a checkpoint takes about 5.1 s."
     told = training(60).model_copy(update={"message": message})
     first = training_job().status(accounted_at=None).all_say(progress=told).plan()
@@ -407,7 +407,7 @@ def test_what_went_other_than_planned_is_told_once() -> None:
     assert scene.all_say(progress=told).plan().events == ()
 
 
-def test_ranks_are_told_what_to_do_about_bad_steps() -> None:
+def test_ranks_get_what_to_do_about_bad_steps() -> None:
     spike = {"factor": 3, "window": 20}
     job = training_job(stability={"nonFinite": "skip", "lossSpike": spike}).observed.job
     assert job.status.generation is not None

@@ -92,7 +92,7 @@ def test_the_limit_of_a_save_at_the_end_is_named() -> None:
     assert "Without a step for 900 s the generation is stopped (runPolicy.startTimeoutSeconds;" in told
 
 
-def test_a_start_that_takes_long_is_told() -> None:
+def test_a_start_that_takes_long_is_reported() -> None:
     scene = starting_job().all_say(
         phase=AgentPhase.RUNNING,
         progress=training().model_copy(update={"phase": TrainerPhase.STARTING, "first_step_at": None, "step": 0}),

@@ -97,7 +97,7 @@ def test_a_script_with_no_steps_to_make_succeeds_as_planned(
     assert (decided.status.message, [e.reason for e in decided.events]) == (said, ["Succeeded"])
 
 
-def test_a_finished_job_tells_its_agents_to_leave_and_expires() -> None:
+def test_a_finished_job_assigns_its_agents_to_leave_and_expires() -> None:
     scene = training_job(runPolicy={"ttlSecondsAfterFinished": 60}).all_say(phase=AgentPhase.SUCCEEDED).decided()
     assert assignment_for(scene.observed.job, "u1").action is AssignmentAction.EXIT
     gone = replace(scene, observed=replace(scene.observed, pods=()))

@@ -154,7 +154,7 @@ def test_the_cluster_is_stopped_though_nobody_reads(
     assert commands == ["spottrain local down --name demo --delete"]
 
 
-def test_a_cluster_that_does_not_start_is_told_without_a_traceback(
+def test_a_cluster_that_does_not_start_is_reported_without_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(command: Sequence[str], *, check: bool, **_: object) -> subprocess.CompletedProcess[str]:

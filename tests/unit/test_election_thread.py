@@ -67,7 +67,7 @@ async def test_a_lease_that_is_lost_is_lost_here_too() -> None:
     assert holder(cluster) == "b"
 
 
-async def test_without_a_cluster_the_process_is_told() -> None:
+async def test_without_a_cluster_the_process_is_named() -> None:
     @asynccontextmanager
     async def nowhere() -> AsyncIterator[MemoryCluster]:
         raise ClusterError("no cluster is configured")

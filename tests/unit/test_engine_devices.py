@@ -197,7 +197,7 @@ def test_fewer_gpus_than_a_pod_asked_for_are_a_failed_device(
         ("CUDA error: an illegal memory access was encountered", FailureReason.SCRIPT_ERROR),
     ],
 )
-def test_errors_of_a_gpu_are_told_from_those_of_a_script(message: str, reason: FailureReason) -> None:
+def test_errors_of_a_gpu_are_distinguished_from_those_of_a_script(message: str, reason: FailureReason) -> None:
     failure = failure_of(torch.AcceleratorError(message), rank=3)
     assert failure is not None
     assert failure.reason is reason

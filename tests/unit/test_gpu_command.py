@@ -35,7 +35,7 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
-def test_a_machine_without_a_gpu_is_told_so() -> None:
+def test_a_machine_without_a_gpu_is_refused() -> None:
     command = [sys.executable, "-m", "benchmarks.on_gpu"]
     hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     found = subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=120)
@@ -48,7 +48,7 @@ def test_a_machine_without_a_gpu_is_told_so() -> None:
     ("version", "num_devices", "fits"),
     [("2.13.0+cu130", 8, True), ("2.11.0+cu130", 1, True), ("2.11.0", 2, False), ("2.9.1", 1, False)],
 )
-def test_a_torch_that_is_too_old_is_told_so(version: str, num_devices: int, fits: bool) -> None:
+def test_a_torch_that_is_too_old_is_refused(version: str, num_devices: int, fits: bool) -> None:
     reason = unfit_torch(version, num_devices)
     assert (reason is None) == fits
     if reason is not None:

@@ -191,7 +191,7 @@ async def test_a_node_that_could_not_be_started_is_restored_later(cloud: Cloud, 
     assert "spot-0" in machines.running
 
 
-async def test_a_full_disk_is_told_in_a_sentence(
+async def test_a_full_disk_is_reported_in_a_sentence(
     cloud: Cloud, machines: NotedMachines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

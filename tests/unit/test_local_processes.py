@@ -276,7 +276,7 @@ def test_down_of_what_does_not_run_is_fine(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["address.json", "cluster.json"])
-def test_state_that_can_not_be_read_is_told_and_deleted(
+def test_state_that_can_not_be_read_is_reported_and_deleted(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that lost power may leave an empty file."""
@@ -293,7 +293,7 @@ def test_state_that_can_not_be_read_is_told_and_deleted(
     assert not root.exists()
 
 
-def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -304,7 +304,7 @@ def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "This user has no home folder. Set HOME" in told.output
 
 
-def test_state_of_another_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_of_another_user_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, *_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
@@ -315,7 +315,7 @@ def test_state_of_another_user_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert "belongs to another user" in told.output
 
 
-def test_a_disk_that_is_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -327,7 +327,7 @@ def test_a_disk_that_is_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
             Cluster(layout=ClusterLayout(root=tmp_path))._wait_for(["nodes"], supervisor, None, 0.0)
 
 
-def test_a_folder_for_the_state_that_can_not_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_for_the_state_that_can_not_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     cluster = Cluster(layout=ClusterLayout(root=tmp_path / "file" / "default"))
     with pytest.raises(LocalClusterError, match=r"state cannot be written: .*/file/default'.* SPOTTRAIN_LOCAL_HOME"):

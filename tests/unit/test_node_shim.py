@@ -81,7 +81,7 @@ async def test_an_exit_code_that_no_disk_takes_is_reported(tmp_path: Path, mark:
     assert (await process.wait()).exit_code == 3
 
 
-async def test_a_variable_that_no_process_can_have_is_told(tmp_path: Path, mark: str) -> None:
+async def test_a_variable_that_no_process_can_have_is_reported(tmp_path: Path, mark: str) -> None:
     command = HostCommand(
         argv=("true",), env={"PATH": os.environ["PATH"], MARK: mark, "KEY": "\0"}, cwd=str(tmp_path)
     )

@@ -63,7 +63,7 @@ def test_an_own_write_is_read_before_the_watch_shows_it(kept: Kept) -> None:
     assert found["phase"] == "Running", "an event from before the write changes nothing"
 
 
-def test_the_echo_of_an_own_write_tells_nobody(kept: Kept) -> None:
+def test_the_echo_of_an_own_write_wakes_nobody(kept: Kept) -> None:
     kept.cache.written(pod(9, phase="Running"), report=False)
     kept.cache.apply(shown(9, phase="Running"))
     assert kept.changes == []

@@ -40,7 +40,7 @@ async def test_a_new_port_and_a_new_authority_reach_pods_that_run() -> None:
     assert world.cluster.num_writes - world.cluster.num_status_writes == writes, "once is enough"
 
 
-async def test_a_new_operator_tells_the_pods_of_the_old_one() -> None:
+async def test_a_new_operator_reaches_the_pods_of_the_old_one() -> None:
     world = await started(CrashingCluster())
     world.control = MOVED
     world.start_operator()

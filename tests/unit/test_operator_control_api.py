@@ -60,7 +60,7 @@ async def num_waiting(reports: ReportBox, number: int) -> None:
     ],
     ids=["none", "other scheme", "not a token", "unknown", "other audience", "expired"],
 )
-async def test_without_a_good_token_nothing_is_told(setup: Setup, headers: dict[str, str], sentence: str) -> None:
+async def test_without_a_good_token_nothing_is_answered(setup: Setup, headers: dict[str, str], sentence: str) -> None:
     setup.board.publish(JOB, {POD.uid: WAIT})
     answer = await setup.client.get("/v1/assignment", headers=headers)
     assert answer.status == 401
@@ -141,7 +141,7 @@ async def test_pods_that_a_job_no_longer_has_are_forgotten(setup: Setup) -> None
     assert answer.status == 204
 
 
-async def test_who_does_not_lead_tells_nothing_even_at_the_end_of_a_held_poll(setup: Setup) -> None:
+async def test_who_does_not_lead_answers_nothing_even_at_the_end_of_a_held_poll(setup: Setup) -> None:
     setup.board.publish(JOB, {POD.uid: WAIT})
     poll = asyncio.create_task(
         setup.client.get("/v1/assignment", params={"after": WAIT.revision}, headers=AUTHORIZED)

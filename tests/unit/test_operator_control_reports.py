@@ -55,7 +55,7 @@ async def held_report(setup: Setup) -> tuple[asyncio.Task[aiohttp.ClientResponse
     return late, held
 
 
-async def test_a_report_tells_of_the_time_at_which_it_came(setup: Setup) -> None:
+async def test_a_report_has_the_time_at_which_it_came(setup: Setup) -> None:
     """Otherwise, a lost member seems to have reported after its peers failed."""
     late, held = await held_report(setup)
     setup.clock = 4.0
@@ -246,7 +246,7 @@ async def test_a_notice_is_urgent(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize(("node_rank", "seconds"), [(None, 45.0), (0, 45.0), (1, 240.0)])
-async def test_agents_are_told_how_seldom_they_may_report(
+async def test_agents_are_assigned_how_seldom_they_may_report(
     setup: Setup, node_rank: int | None, seconds: float
 ) -> None:
     if node_rank is not None:

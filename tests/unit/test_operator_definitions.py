@@ -13,7 +13,7 @@ from world.cluster import MemoryCluster
 from world.faults import Fault
 
 
-async def test_an_older_crd_is_told_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_older_crd_is_reported_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
     cluster = MemoryCluster()
     cluster.other_definitions[crd.NAME] = older_definition()
     await warn_of_other_definitions(cluster)
@@ -23,7 +23,7 @@ async def test_an_older_crd_is_told_with_what_to_do(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize("error", [None, ForbiddenError("forbidden")], ids=["this release's", "forbidden"])
-async def test_nothing_else_is_told(error: ForbiddenError | None, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_else_is_reported(error: ForbiddenError | None, caplog: pytest.LogCaptureFixture) -> None:
     cluster = MemoryCluster()
     cluster.before.append(Fault(error=error, resource=DEFINITIONS))
     await warn_of_other_definitions(cluster)

@@ -59,7 +59,7 @@ def kept(*nodes: Manifest, **spec: Any) -> KeptAway:
         *("unreachable", "with the watcher's taint", "with a notice", "labelled", "not ready", "deleted"),
     ],
 )
-def test_nodes_are_told_apart_by_what_keeps_them_from_the_pod(found: Manifest, kept_from_it: KeptAway) -> None:
+def test_nodes_are_distinguished_by_what_keeps_them_from_the_pod(found: Manifest, kept_from_it: KeptAway) -> None:
     assert kept(found) == kept_from_it
 
 

@@ -261,14 +261,16 @@ def test_a_job_without_an_incident_has_its_histograms_at_zero() -> None:
 
 
 @pytest.mark.parametrize(("waited", "bound"), [(timedelta(minutes=10), 900), (timedelta(hours=2), 14400)])
-def test_a_gap_of_a_job_that_waited_for_nodes_is_told_from_a_longer_one(waited: timedelta, bound: float) -> None:
+def test_a_gap_of_a_job_that_waited_for_nodes_is_distinguished_from_a_longer_one(
+    waited: timedelta, bound: float
+) -> None:
     metrics = Metrics(num_agents=lambda: 0)
     gap = Transition(generation=1, reason="Preempted", at=NOW, seconds_without_step=waited.total_seconds())
     metrics.passed(KEY, seen(STATUS, {}), STATUS.model_copy(update={"transitions": (gap,)}))
     assert smallest_bucket(metrics, "spottrain_job_gap_seconds_bucket") == bound
 
 
-def test_a_drain_that_came_late_is_told_from_a_later_one() -> None:
+def test_a_drain_that_came_late_is_distinguished_from_a_later_one() -> None:
     metrics = Metrics(num_agents=lambda: 0)
     metrics.passed(KEY, seen(STATUS, {"p": report(heard())}), ending(seconds=90))
     assert smallest_bucket(metrics, "spottrain_job_notice_to_drain_seconds_bucket") == 120

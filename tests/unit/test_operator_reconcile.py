@@ -124,7 +124,7 @@ async def test_the_second_pass_at_the_same_moment_writes_nothing() -> None:
         await world.turn()
 
 
-async def test_agents_are_told_only_what_is_written() -> None:
+async def test_agents_get_only_what_is_written() -> None:
     """The status write that starts the generation fails: nobody may run yet."""
     cluster = CrashingCluster()
     cluster.put_job(job())
@@ -195,7 +195,7 @@ async def test_pods_that_only_bear_the_labels_are_not_the_jobs() -> None:
 
 
 @pytest.mark.parametrize(("labels", "seconds"), [({}, None), ({"cloud.google.com/gke-spot": "true"}, 15)], ids=str)
-async def test_agents_are_told_what_the_shutdown_of_their_node_leaves(
+async def test_agents_get_what_the_shutdown_of_their_node_leaves(
     labels: dict[str, str], seconds: float | None
 ) -> None:
     cluster = CrashingCluster()
@@ -296,7 +296,7 @@ async def test_a_status_that_an_older_crd_prunes_makes_no_loop_of_writes(lacks: 
         assert (len(cluster.created), len(cluster.deleted), world.status["phase"]) == (3, 0, "Running")
 
 
-async def test_agents_are_told_the_mark_of_their_nodes_watcher() -> None:
+async def test_agents_get_the_mark_of_their_nodes_watcher() -> None:
     cluster = CrashingCluster()
     cluster.put_job(job())
     world = World(cluster)
@@ -329,7 +329,7 @@ async def test_a_job_whose_image_cannot_be_pulled_quotes_the_event() -> None:
     assert 'ImagePullBackOff: Failed to pull image "a:1": unauthorized' in world.status["message"]
 
 
-async def test_a_pod_without_a_node_is_told_of_the_nodes_that_are_cordoned() -> None:
+async def test_a_pod_without_a_node_names_the_nodes_that_are_cordoned() -> None:
     cluster = CrashingCluster()
     cluster.put_job(job())
     world = World(cluster)

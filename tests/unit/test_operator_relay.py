@@ -124,7 +124,7 @@ async def test_a_relay_that_becomes_known_ends_no_poll(setup: Setup) -> None:
     assert told.watcher == "mark"
 
 
-def test_peers_are_told_the_relay_of_node_rank_0() -> None:
+def test_peers_get_the_relay_of_node_rank_0() -> None:
     scene = training_job().all_say(relay_port=7, relay_token="t")
     job, reports = scene.observed.job, scene.observed.reports
     generation = job.status.generation

@@ -186,7 +186,7 @@ async def test_an_echo_before_the_answer_wakes_nobody_if_it_shows_what_was_writt
         assert (after["spec"]["image"] == "other") is edited
 
 
-async def test_a_deletion_during_a_write_that_fails_is_told(world: World) -> None:
+async def test_a_deletion_during_a_write_that_fails_is_reported(world: World) -> None:
     async with world.watched():
         found = await world.job()
         world.changes.clear()
@@ -330,7 +330,7 @@ async def test_a_node_that_no_cache_holds_is_read(world: World) -> None:
     assert await world.cluster.get(NODES, "nobody") is None
 
 
-async def test_a_list_after_a_watch_that_expired_tells_what_was_missed(world: World) -> None:
+async def test_a_list_after_a_watch_that_expired_shows_what_was_missed(world: World) -> None:
     async with world.watched():
         made = await world.cluster.create(PODS, world.pod(1))
         world.changes.clear()

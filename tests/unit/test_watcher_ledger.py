@@ -58,7 +58,7 @@ def test_what_stands_is_what_the_sources_said_last(history: list[tuple[str, tupl
 
 
 @given(words)
-def test_telling_the_same_again_changes_nothing(history: list[tuple[str, tuple[Notice, ...]]]) -> None:
+def test_reporting_the_same_again_changes_nothing(history: list[tuple[str, tuple[Notice, ...]]]) -> None:
     ledger = told(history)
     for source, announced in dict(history).items():
         again = ledger.observe(source, announced, START + timedelta(seconds=len(history)))
