@@ -1,4 +1,4 @@
-"""Every awkward model under every engine and in every framework's loop, drained at 1 rank and resumed at 3, or back.
+"""Every awkward model under every engine and in every framework's loop, drained and resumed at 1 and 3 ranks.
 
 What is trained is what a plain loop of a single process trains, or the run ends with a sentence at the start.
 """
