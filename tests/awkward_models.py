@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -12,7 +13,7 @@ from torch.nn.utils.prune import l1_unstructured
 from torch.utils.checkpoint import checkpoint
 
 GLOBAL_BATCH, MICRO_BATCH, WIDTH, STEPS_A_WORLD = 12, 2, 4, 2
-CLIP = 1.0
+CLIP, DECAY = 1.0, 0.7
 Sample = dict[str, torch.Tensor]
 
 
@@ -255,6 +256,30 @@ class Checkpointed(Awkward):
         return self.head(x)
 
 
+class Averaged(Awkward):
+    """A student, and a teacher that follows it by a moving average; a norm has buffers in both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+        self.head = nn.Linear(WIDTH, 1)
+
+    def predict(self, x: torch.Tensor) -> torch.Tensor:
+        student = self.student(x)
+        with torch.no_grad():
+            teacher = self.teacher.eval()(x)
+        return self.head(student) + (student - teacher).square().sum(dim=1, keepdim=True)
+
+    def average(self) -> None:
+        """What `Training.update_average` is to do."""
+        with torch.no_grad():
+            for mine, its in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                mine.copy_(DECAY * mine + (1 - DECAY) * its)
+            for copied, buffer in zip(self.teacher.buffers(), self.student.buffers(), strict=True):
+                copied.copy_(buffer)
+
+
 MODELS: dict[str, Callable[[], Awkward]] = {
     "batch norm": BatchNorm,
     "buffers": Buffers,
@@ -268,6 +293,7 @@ MODELS: dict[str, Callable[[], Awkward]] = {
     "parametrized": Parametrized,
     "pruned": Pruned,
     "checkpointed": Checkpointed,
+    "averaged": Averaged,
 }
 
 
@@ -312,6 +338,8 @@ def train_plainly(name: str, worlds: Sequence[int]) -> dict[str, torch.Tensor]:
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
+        if isinstance(model, Averaged):
+            model.average()
     return {key: value.detach().clone() for key, value in model.state_dict().items()}
 
 

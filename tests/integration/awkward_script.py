@@ -25,9 +25,11 @@ import spottrain  # noqa: E402
 import spottrain.loop.session as session_module  # noqa: E402
 from awkward_models import (  # noqa: E402
     CLIP,
+    DECAY,
     GLOBAL_BATCH,
     MICRO_BATCH,
     STEPS_A_WORLD,
+    Averaged,
     Awkward,
     Unused,
     make_model,
@@ -50,12 +52,18 @@ def ask_to_drain(optimizer: torch.optim.Optimizer) -> None:
     optimizer.register_step_post_hook(lambda *_: os.kill(os.getpid(), signal.SIGTERM))
 
 
+def follow(training: Training, model: Awkward) -> None:
+    if isinstance(model, Averaged):
+        training.update_average(model.teacher, model.student, decay=DECAY)
+
+
 def train_alone(session: spottrain.Session, model: Awkward, total: int) -> Training:
     training = session.prepare(model, optimizer=make_optimizer, dataset=DATA, shuffle=False, clip_grad_norm=CLIP)
     for step in training.steps(total=total):
         for batch in step.micro_batches():
             step.backward(training.model(**batch)["loss"])
         step.update()
+        follow(training, model)
         os.kill(os.getpid(), signal.SIGTERM)
     return training
 
@@ -137,6 +145,8 @@ def train_with_accelerate(session: spottrain.Session, model: Awkward, total: int
                 accelerator.clip_grad_norm_(prepared.parameters(), CLIP)
             optimizer.step()
             optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            follow(loop.training, model)
     return loop.training
 
 

@@ -4,6 +4,7 @@ test_script_habits.py runs it as ranks. RANK_SETTINGS comes from the test. Each 
 as JSON.
 """
 
+import copy
 import json
 import os
 import traceback
@@ -15,6 +16,7 @@ from typing import Any
 RANK_SETTINGS: dict[str, Any] = globals()["RANK_SETTINGS"]
 os.environ.update(RANK_SETTINGS["environment"])
 
+import deepspeed  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
@@ -120,15 +122,31 @@ class InTurns(nn.Module):
         self.turn = "maker" if self.turn == "judge" else "judge"
 
 
+class Taught(Model):
+    """With a teacher, which the script lets follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = copy.deepcopy(self.blocks).requires_grad_(False)
+
+
 class Script:
-    def __init__(self, strategy: str, model: nn.Module, **fsdp: Any) -> None:
+    def __init__(
+        self,
+        strategy: str,
+        model: nn.Module,
+        precision: torch.dtype = torch.float32,
+        zero: DeepSpeedConfig | None = None,
+        **fsdp: Any,
+    ) -> None:
         config = EngineConfig(
             device=torch.device("cpu"),
             plan=BatchPlan(global_batch=2 * WORLD, micro_batch=2, world_size=WORLD),
             local_world_size=LOCAL,
             clip_grad_norm=CLIP,
+            precision=precision,
             fsdp=FsdpConfig(**fsdp),
-            deepspeed=DeepSpeedConfig(zero_stage=2),
+            deepspeed=zero or DeepSpeedConfig(zero_stage=2),
         )
         self.engine = choose_engine(strategy, config)
         self.model, _ = self.engine.wrap(model, lambda m: torch.optim.AdamW(m.parameters(), lr=0.1))
@@ -246,6 +264,41 @@ def one_step(strategy: str, make: Callable[[], nn.Module]) -> list[list[float]]:
     return script.values()
 
 
+def taught(by: str, *, persistent: int = 0, stage: int = 3) -> list[list[float]]:
+    """Two steps under ZeRO, after each of which the teacher follows. The values are the teacher's."""
+    torch.manual_seed(0)
+    config = {"zero_optimization": {"stage3_param_persistence_threshold": persistent}} if stage == 3 else {}
+    model = Taught()
+    script = Script("deepspeed", model, zero=DeepSpeedConfig(zero_stage=stage, config=config))
+    pairs = list(zip(model.teacher.parameters(), model.blocks.parameters(), strict=True))
+    for _ in range(2):
+        script.step()
+        match by:
+            case "library":
+                script.engine.update_average(model.teacher, model.blocks, 0.5)
+            case "script":
+                with torch.no_grad():
+                    for average, source in pairs:
+                        average.lerp_(source, 0.5)
+            case "deepspeed":
+                for average, source in pairs:
+                    with deepspeed.zero.GatheredParameters([average, source], modifier_rank=0), torch.no_grad():
+                        average.lerp_(source, 0.5)
+    state = script.engine.model_state()
+    return [
+        (value.full_tensor() if hasattr(value, "full_tensor") else value).flatten().tolist()
+        for name, value in state.items()
+        if name.startswith("teacher")
+    ]
+
+
+def taught_in_bf16(stage: int) -> list[list[float]]:
+    model = Taught()
+    script = Script("deepspeed", model, precision=torch.bfloat16, zero=DeepSpeedConfig(zero_stage=stage))
+    script.engine.update_average(model.teacher, model.blocks, 0.5)
+    return []
+
+
 def different_models() -> list[list[float]]:
     model = Model()
     if RANK == 1:
@@ -281,6 +334,13 @@ HABITS: dict[str, Callable[[], list[list[float]]]] = {
         for name in STRATEGIES
     },
     "different models": different_models,
+    "taught by the script, zero 3": partial(taught, "script"),
+    "taught by the script, zero 3 with whole parameters": partial(taught, "script", persistent=10_000),
+    "taught by the script, zero 2": partial(taught, "script", stage=2),
+    "taught by deepspeed, zero 3": partial(taught, "deepspeed"),
+    **{f"taught by the library, zero {stage}": partial(taught, "library", stage=stage) for stage in (1, 2, 3)},
+    "taught by the library, zero 3 with whole parameters": partial(taught, "library", persistent=10_000),
+    **{f"taught by the library in bf16, zero {stage}": partial(taught_in_bf16, stage) for stage in (1, 3)},
 }
 
 dist.init_process_group("gloo")

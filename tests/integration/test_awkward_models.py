@@ -27,7 +27,7 @@ LOOPS = (
 )
 # One after the other: each world has another strategy.
 IN_TURNS = ("ddp, zero 2, fsdp", "zero 3, fsdp kept, zero 1")
-READ_BY_ALL = ("buffers", "tied", "frozen", "unused", "scalars")
+READ_BY_ALL = ("buffers", "tied", "frozen", "unused", "scalars", "averaged")
 SEVERAL_TYPES = "The model's parameters are of several types (offset of torch.float64 and blocks.0.weight of"
 REFUSED: dict[tuple[str, str], str] = {
     # Under ZeRO the layer that is never used was updated as all others were, under FSDP2 it was not.
@@ -37,7 +37,14 @@ REFUSED: dict[tuple[str, str], str] = {
 }
 # ZeRO updates all parameters as one, and AdamW's decay changes those without a gradient, too.
 DECAYED_BY_ZERO = ("never.weight", "never.bias")
-CASES = [(model, loop) for model in MODELS for loop in (*LOOPS, *(IN_TURNS if model in READ_BY_ALL else ()))]
+# Callbacks of these would update the average, as a script's loop does.
+WITHOUT_LOOP_OF_THEIRS = {"averaged": ("transformers", "lightning")}
+CASES = [
+    (model, loop)
+    for model in MODELS
+    for loop in (*LOOPS, *(IN_TURNS if model in READ_BY_ALL else ()))
+    if loop not in WITHOUT_LOOP_OF_THEIRS.get(model, ())
+]
 # By their numbers in WORLDS. Each model has an odd number of cases, so that each loop grows with half of the models.
 WORLDS_OF = {
     case: (0, 1, 2) if case[1] in IN_TURNS else (number % 2, number % 2 + 1) for number, case in enumerate(CASES)

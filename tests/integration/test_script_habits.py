@@ -31,6 +31,19 @@ ON_TWO_RANKS = (
     *("nested backward, ddp", "nested backward, fsdp", "nested backward, deepspeed"),
     *(f"buffers of another {change}, {name}" for change in CHANGES for name in STRATEGIES),
 )
+TAUGHT_ALIKE = (
+    *("taught by the script, zero 2", "taught by deepspeed, zero 3"),
+    *("taught by the library, zero 1", "taught by the library, zero 2", "taught by the library, zero 3"),
+    "taught by the library, zero 3 with whole parameters",
+)
+LOST, IN_HALF = "The script changes the parameter teacher.0.weight", "DeepSpeed keeps weights that are not trained in"
+TAUGHT_IN_VAIN = {
+    "taught by the script, zero 3": LOST,
+    "taught by the script, zero 3 with whole parameters": LOST,
+    "taught by the library in bf16, zero 1": IN_HALF,
+    "taught by the library in bf16, zero 3": IN_HALF,
+}
+ON_TWO_RANKS = (*ON_TWO_RANKS, *TAUGHT_ALIKE, *TAUGHT_IN_VAIN)
 ON_TWO_NODES_OF_TWO = ("seeded by rank, hybrid",)
 
 
@@ -115,9 +128,16 @@ def test_networks_that_are_trained_in_turns_are_trained_as_by_a_plain_loop(
         assert found == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize("habit", TAUGHT_ALIKE)
+def test_a_teacher_follows_alike_whoever_lets_it(habit: str, two: list[dict[str, Any]]) -> None:
+    for found, wanted in zip(values(two, habit), values(two, "taught by the library, zero 1"), strict=True):
+        assert found == pytest.approx(wanted, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("habit", "sentence"),
     [
+        *TAUGHT_IN_VAIN.items(),
         ("in turns, deepspeed", "The parameter maker.0.weight has a gradient in some steps and none in others"),
         *(
             (f"nested backward, {name}", "The parameter blocks.0.bias received a gradient twice")

@@ -46,7 +46,7 @@ def test_from_the_second_commit_on_a_lora_run_commits_adapters_and_optimizer(
 
     # The script brings another base from now on: what was committed replaces it, and is not written again.
     resumed = train(uri, adapted(pretrained(seed=2)), 3, strategy)
-    assert "Weights that the script doesn't train differ from those in the checkpoint at step 2" in caplog.text
+    assert "Values that aren't trained differ from those in the checkpoint at step 2" in caplog.text
     assert committed_bytes(uri)[3] <= 1.05 * ADAPTER_AND_OPTIMIZER_BYTES
     caplog.clear()
 

@@ -70,6 +70,34 @@ def test_options_of_the_optimizer_that_a_commit_replaces_are_named(
     assert said is None or f"at step {STEPS // 2}, which differ from the script's: {said}. " in found[0]
 
 
+def test_options_that_a_commit_replaces_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said = []
+    for last, rate in ((2, 0.25), (3, 0.125), (4, 0.125), (5, 0.0625)):
+        caplog.clear()
+        train(f"file://{tmp_path}", None, last, make=functools.partial(with_options, rate=rate, decay=0.0))
+        said.append([number for number in ("0.125", "0.0625") if f"lr 0.25 (in the script: {number})" in caplog.text])
+    assert said == [[], ["0.125"], [], ["0.0625"]]
+
+
+def test_options_that_the_script_sets_in_each_step_are_no_news(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As nanoGPT's train.py sets its rate, also with another one after a resume."""
+
+    def make(weights: Iterator[nn.Parameter], rate: float) -> Optimizer:
+        optimizer = with_options(weights, rate, 0.0)
+
+        def set_rate(*_: Any) -> None:
+            optimizer.param_groups[0]["lr"] *= 0.5
+
+        optimizer.register_step_pre_hook(set_rate)
+        return optimizer
+
+    for last, rate in ((2, 0.25), (3, 0.25), (4, 0.125), (5, 0.125)):
+        train(f"file://{tmp_path}", None, last, make=functools.partial(make, rate=rate))
+    assert "options of the checkpoint" not in caplog.text
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_an_option_that_is_put_back_after_a_load_counts(strategy: str, tmp_path: Path) -> None:
     uri = f"file://{tmp_path}"

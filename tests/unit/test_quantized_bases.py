@@ -152,7 +152,7 @@ def test_a_quantized_base_is_committed_once_and_resumed_from_the_store(
     # The script brings another base: every part of it is replaced by what was committed.
     other = adapted(base_of(layer, seed=2))
     resumed = train(uri, other, 3, strategy)
-    assert "Weights that the script doesn't train differ from those in the checkpoint at step 2" in caplog.text
+    assert "Values that aren't trained differ from those in the checkpoint at step 2" in caplog.text
     assert committed_bytes(uri)[3] <= 1.05 * ADAPTER_AND_OPTIMIZER_BYTES
 
     own = adapted(base_of(layer))

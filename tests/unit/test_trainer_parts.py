@@ -380,6 +380,9 @@ class _NoEngine:
     def gradients_are_finite(self) -> bool:
         return True
 
+    def update_average(self, average: nn.Module, source: nn.Module, decay: float) -> None:
+        """Nothing to average."""
+
     def discard(self) -> None:
         """Nothing to clear."""
 

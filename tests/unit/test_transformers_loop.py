@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 import spottrain
@@ -35,13 +36,18 @@ class Model(nn.Module):
         return {"loss": (self.linear(x).squeeze(-1) - labels).square().mean()}
 
 
-def train(folder: Path, steps: int, callbacks: list[TrainerCallback] | None = None) -> SpottrainTrainer:
+def train(
+    folder: Path,
+    steps: int,
+    callbacks: list[TrainerCallback] | None = None,
+    kind: type[SpottrainTrainer] = SpottrainTrainer,
+) -> SpottrainTrainer:
     data = [{"x": torch.ones(4), "labels": torch.ones(())} for _ in range(8)]
     with spottrain.session(global_batch=1, micro_batch=1, checkpoint_uri=f"file://{folder}/checkpoints") as session:
         args = TrainingArguments(
             str(folder), max_steps=steps, use_cpu=True, report_to="none", include_num_input_tokens_seen="all"
         )
-        trainer = SpottrainTrainer(session=session, model=Model(), args=args, train_dataset=data, callbacks=callbacks)
+        trainer = kind(session=session, model=Model(), args=args, train_dataset=data, callbacks=callbacks)
         trainer.train()
     return trainer
 
@@ -88,3 +94,56 @@ def test_what_is_logged_or_kept_by_a_callback_may_be_of_numpy_or_torch(tmp_path:
     assert torch.equal(first["tensor"], third["tensor"])
     assert np.array_equal(second["array"], third["array"])
     assert again.seen["scalar"] == 3.0
+
+
+class Logging(Trainer):  # type: ignore[misc]
+    """Its methods only call those of the Trainer."""
+
+    def _get_train_sampler(self, *dataset: Any) -> Any:
+        return super()._get_train_sampler(*dataset)
+
+    def get_train_dataloader(self) -> Any:
+        return super().get_train_dataloader()
+
+
+class Ours(SpottrainTrainer, Logging):
+    """As Ours and Logging, before and after SpottrainTrainer."""
+
+    def get_train_dataloader(self) -> Any:
+        return super().get_train_dataloader()
+
+
+def test_a_subclass_whose_methods_only_call_those_of_the_trainer_trains(tmp_path: Path) -> None:
+    plain, ours = train(tmp_path / "plain", steps=2), train(tmp_path / "ours", steps=2, kind=Ours)
+    assert ours.state.global_step == 2
+    assert torch.equal(ours.model.linear.weight, plain.model.linear.weight)
+
+
+class InTurn(Trainer):  # type: ignore[misc]
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return SequentialSampler(self.train_dataset)
+
+
+class WithReplacement(Trainer):  # type: ignore[misc]
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return RandomSampler(self.train_dataset, replacement=True)
+
+
+class Half(Trainer):  # type: ignore[misc]
+    def get_train_dataloader(self) -> Any:
+        return self.accelerator.prepare(DataLoader(self.train_dataset[:4], shuffle=True))
+
+
+class Reversed(SpottrainTrainer):
+    def get_train_dataloader(self) -> Any:
+        return reversed(list(super().get_train_dataloader()))
+
+
+@pytest.mark.parametrize("other", [InTurn, WithReplacement, Half, Reversed])
+def test_a_subclass_with_an_order_of_its_own_is_refused_by_its_name(
+    other: type[Trainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = other if issubclass(other, SpottrainTrainer) else type("Mixed", (SpottrainTrainer, other), {})
+    with pytest.raises(SystemExit):
+        train(tmp_path, steps=2, kind=kind)
+    assert f"{other.__name__} brings an order of samples of its own" in capsys.readouterr().err

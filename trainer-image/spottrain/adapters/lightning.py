@@ -202,17 +202,8 @@ class SpottrainStrategy(DDPStrategy):
         if trainer.state.fn is not TrainerFn.FITTING:
             return
         schedules = self.lr_scheduler_configs
-        by_itself = trainer.lightning_module.automatic_optimization
-        is_whole = trainer.limit_train_batches == 1.0 and trainer.overfit_batches == 0
-        counted = all(
-            (each.interval, each.frequency, each.reduce_on_plateau) == ("step", 1, False) for each in schedules
-        )
-        if not by_itself or len(self.optimizers) != 1 or not counted or trainer.max_steps < 1 or not is_whole:
-            raise UserError(
-                "spottrain's strategy for Lightning needs Trainer(max_steps=...) and automatic optimization with one "
-                'optimizer. A learning rate schedule needs "interval": "step", "frequency": 1 and no metric. Leave '
-                "out limit_train_batches and overfit_batches: an epoch is not a unit of the run"
-            )
+        if (refusal := next(_refusals(trainer, len(self.optimizers)), None)) is not None:
+            raise UserError(f"spottrain's strategy for Lightning {refusal}")
         # A callback that comes earlier may have counted a validation that a drain postpones.
         trainer.callbacks.sort(key=lambda each: not isinstance(each, SpottrainCallback))
         training = self.session.adopt(
@@ -301,6 +292,39 @@ class SpottrainCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._strategy.loop.complete_step()
         self._state_of_training = None
+
+
+def _refusals(trainer: Trainer, num_optimizers: int) -> Iterator[str]:
+    """What the strategy can't follow; the end of a sentence for each cause."""
+    if trainer.max_steps < 1:
+        yield (
+            "needs Trainer(max_steps=...), as the length of a run is its number of steps; leave out max_epochs, and "
+            "pass math.ceil(epochs * len(dataset) / global_batch)"
+        )
+    if not trainer.lightning_module.automatic_optimization:
+        yield (
+            "needs automatic optimization, as it decides when the optimizer steps; leave out "
+            "automatic_optimization = False, or train the module in spottrain's own loop"
+        )
+    if num_optimizers != 1:
+        yield (
+            f"needs one optimizer, and configure_optimizers returns {num_optimizers}; return one, with a group of "
+            "parameters for each part of the module"
+        )
+    for name in ("limit_train_batches", "overfit_batches"):
+        if getattr(trainer, name) != {"limit_train_batches": 1.0, "overfit_batches": 0}[name]:
+            yield f"needs the Trainer without {name}: an epoch is not a unit of the run; set max_steps instead"
+    for each in trainer.strategy.lr_scheduler_configs:
+        if each.reduce_on_plateau:
+            yield (
+                "needs a schedule that follows no metric, because a drain may postpone the validation that computes "
+                f"it; replace {type(each.scheduler).__name__} by a schedule of steps"
+            )
+        elif (each.interval, each.frequency) != ("step", 1):
+            yield (
+                f'needs a schedule with "interval": "step" and "frequency": 1, and configure_optimizers returns '
+                f'"interval": "{each.interval}" and "frequency": {each.frequency}; count the schedule in steps'
+            )
 
 
 def _address(value: Any) -> Any:

@@ -14,10 +14,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
+from accelerate.data_loader import get_sampler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.optimization import GreedyLR
 from transformers.trainer_callback import ExportableState
@@ -116,7 +119,7 @@ class SpottrainTrainer(Trainer):
                 "world size; set batch.micro in the job"
             )
         check_dataset(self.train_dataset)
-        self._refuse_other_order()
+        self._refuse_other_arguments()
         args.per_device_train_batch_size = self._train_batch_size = plan.micro_batch
         args.gradient_accumulation_steps = plan.num_micro_batches
         args.average_tokens_across_devices = False  # the weights of the micro-batches do that
@@ -131,20 +134,45 @@ class SpottrainTrainer(Trainer):
         self.add_callback(SpottrainCallback(self))
 
     def _refuse_other_order(self) -> None:
-        """Refuse an order of samples that is not the job's, as a subclass or an argument may ask for.
+        """Refuse an order of samples that a subclass brings. Raises UserError.
 
-        Raises:
-            UserError: One of them does.
+        Its methods are called, as they may only log and call those of the Trainer.
         """
         own = (SpottrainTrainer, Trainer)
-        for kind in type(self).__mro__:
-            brought = [name for name in _ORDERS if name in vars(kind) and kind not in own]
-            if brought:
-                raise UserError(
-                    f"{kind.__name__} brings an order of samples of its own ({brought[0]}), and SpottrainTrainer "
-                    "needs one that is the same at every world size and after a resume. Put the order into "
-                    "train_dataset, one item per use of a sample, and set train_sampling_strategy to sequential"
-                )
+        brought = [(kind, name) for kind in type(self).__mro__ for name in _ORDERS if name in vars(kind)]
+        foreign = [(kind.__name__, name) for kind, name in brought if kind not in own]
+        if foreign and not self._has_own_order():
+            kind, name = foreign[0]
+            raise UserError(
+                f"{kind} brings an order of samples of its own ({name}), and SpottrainTrainer needs one that is "
+                "the same at every world size and after a resume. Put the order into train_dataset, one item per use "
+                "of a sample, and set train_sampling_strategy to sequential"
+            )
+
+    def _has_own_order(self) -> bool:
+        """Whether a subclass's methods give the sampler, the data set and the loader that the Trainer's give."""
+        try:
+            ours = self.get_train_dataloader()  # has not begun
+        except AttributeError:  # it reads the data, which there are in training alone
+            return False
+        if getattr(ours, "gi_code", None) is not SpottrainTrainer.get_train_dataloader.__code__:
+            return False
+        loaders = self.accelerator._dataloaders
+        num_known = len(loaders)
+        theirs = super().get_train_dataloader()
+        plain = Trainer._get_dataloader(
+            self,
+            self.train_dataset,
+            "Training",
+            self._train_batch_size,
+            sampler_fn=partial(Trainer._get_train_sampler, self),
+            is_training=True,
+        )
+        del loaders[num_known:]  # the accelerator notes those that it prepares
+        return _order_of(theirs) == _order_of(plain)
+
+    def _refuse_other_arguments(self) -> None:
+        """Refuse arguments that ask for an order of samples that is not the job's. Raises UserError."""
         args = self.args
         accelerator = args.accelerator_config
         unapplied = {
@@ -212,6 +240,7 @@ class SpottrainTrainer(Trainer):
             raise UserError(
                 "SpottrainTrainer resumes from the job's newest commit by itself; leave out resume_from_checkpoint"
             )
+        self._refuse_other_order()
         self._ignored_keys = named.get("ignore_keys_for_eval")
         return super().train(None, *positional, **named)
 
@@ -325,6 +354,18 @@ class SpottrainTrainer(Trainer):
                 kind = f"callback {type(each).__name__}"
                 found[f"{kind} {sum(name.startswith(f'{kind} ') for name in found)}"] = CallbackState(each)
         return found
+
+
+def _order_of(loader: Any) -> tuple[Any, ...]:
+    """What decides the order in which a data loader gives the samples, to compare it with another one's."""
+    if not isinstance(loader, DataLoader):
+        return (loader,)
+    sampler = get_sampler(loader)
+    own = getattr(sampler, "__dict__", {})  # a list has none
+    settings = {name: value for name, value in own.items() if name not in ("data_source", "generator")}
+    source = getattr(sampler, "data_source", None)
+    dataset: Any = loader.dataset
+    return type(loader), type(dataset), len(dataset), type(sampler), type(source), settings
 
 
 class Log:

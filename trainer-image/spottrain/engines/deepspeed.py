@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from spottrain.engines.averages import LostChanges, copy_buffers, follow, follow_in_parts, pairs
 from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.deepspeed_config import merged_config
 from spottrain.engines.deepspeed_limits import refuse_counters, unfit_for_zero, unfit_optimizer
@@ -34,6 +35,10 @@ CHANGED_USE = (
     "The parameter {} has a gradient in some steps and none in others, as those of networks that are trained in "
     "turns. ZeRO updates all parameters in each step, also those without a gradient, which a plain loop leaves "
     "alone. Use the strategy fsdp or ddp, or deepspeed.zeroStage 0."
+)
+AVERAGE_IN_HALF = (
+    "DeepSpeed keeps weights that are not trained in the job's precision, in which an average loses most of "
+    "its small changes. Use the strategy fsdp or ddp, which keep them in fp32, or precision fp32."
 )
 LOSS_SCALER = "loss_scaler"
 # Attributes of DeepSpeed's DynamicLossScaler that change during training. A static scaler has the scale alone.
@@ -100,6 +105,7 @@ class DeepSpeedEngine:
         self._buffers = SharedBuffers(model)
         self._buffers.share()
         self._trained = TrainedParameters(model)
+        self._lost_changes = LostChanges(model) if stage == 3 else None
         self._used = UsedParameters(names)
         self._used.watch_all()
         self._agreement = StepAgreement(self._buffers, self._used if stage == 0 else None)
@@ -135,9 +141,21 @@ class DeepSpeedEngine:
     def update(self) -> None:
         """Step the optimizer. DeepSpeed clips gradients itself, and skips a step whose gradients are not finite."""
         self._trained.check(may_freeze=False)
+        if self._lost_changes is not None:
+            self._lost_changes.check()
         self._agree()
         self._engine.step()
         self._buffers.share()
+
+    def update_average(self, average: nn.Module, source: nn.Module, decay: float) -> None:
+        of_pairs = pairs([self._engine.module], average, source)
+        if any(each.dtype in (torch.bfloat16, torch.float16) for each, _ in of_pairs):
+            raise UserError(AVERAGE_IN_HALF)
+        if self._settings["zero_optimization"]["stage"] == 3:
+            follow_in_parts(of_pairs, decay)
+        else:
+            follow(of_pairs, decay)
+        copy_buffers(average, source)
 
     def gradients_are_finite(self) -> bool:
         """Always true: gradients are in DeepSpeed's own buffers.

@@ -109,6 +109,15 @@ class Engine(SavedState, Protocol):
         """Clip the gradients, step the optimizer and clear the gradients. A collective."""
         ...
 
+    def update_average(self, average: nn.Module, source: nn.Module, decay: float) -> None:
+        """Let `average`, a part of the model that isn't trained, follow `source`. A collective, between updates.
+
+        Raises:
+            UserError: They are no such parts, or the strategy keeps the average in a precision that loses small
+                changes.
+        """
+        ...
+
     def gradients_are_finite(self) -> bool:
         """Whether all gradients of the step are finite; the same on all ranks.
 

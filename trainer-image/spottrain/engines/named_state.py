@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from spottrain.engines.averages import copy_buffers, follow, pairs
 from spottrain.engines.model_state import frozen_names, load_model_state, model_state, unwrapped, without_wrapper
 from spottrain.engines.optimizer_state import NamedOptimizer
 
@@ -55,6 +56,10 @@ class NamedState:
             load_model_state(model, state[name])
         for name, optimizer in self._named_optimizers().items():
             optimizer.load(state[name])
+
+    def update_average(self, average: nn.Module, source: nn.Module, decay: float) -> None:
+        follow(pairs(self._at_rest().values(), average, source), decay)
+        copy_buffers(average, source)
 
     def _model_states(self) -> dict[str, Any]:
         return {name: model_state(model) for name, model in self._at_rest().items()}

@@ -117,8 +117,11 @@ def check_model(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
             raise UserError(
-                f"the parameter {name} is a DTensor: the model is spread over ranks already, as parallelize_module "
-                "and fully_shard do. Tensor parallelism is not supported yet; pass the plain model to session.prepare"
+                f"the parameter {name} is a DTensor: the model is spread over ranks already. If fully_shard did it, "
+                "leave it out: the strategy fsdp of the job shards the model. If parallelize_module did it: tensor "
+                "parallelism is not supported, as every rank computes samples of its own; leave it out, too, and a "
+                "model that is too large for one accelerator trains with the strategy fsdp, or deepspeed with "
+                "zeroStage 3"
             )
     _check_modules(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -188,6 +188,25 @@ class Training:
         self._saver.save_last(self._state, self.step)
         self._reporter.update(step=self.step)
 
+    def update_average(self, average: nn.Module, source: nn.Module, *, decay: float) -> None:
+        """Let one part of the model follow another one: an exponential moving average of its weights, or a teacher.
+
+        Call it on all ranks, after `Step.update`. The result is the same under every strategy and at any number of
+        ranks, and commits hold it.
+
+        Args:
+            average: A module in the model, made by `copy.deepcopy(source).requires_grad_(False)`. Its weights become
+                `decay * average + (1 - decay) * source`; its buffers are copied.
+            source: A module in the model that is trained.
+            decay: From 0 to 1. It may be another one in each step.
+
+        Raises:
+            UserError: The two are no such parts of the model, or DeepSpeed holds the average in bf16 or fp16.
+        """
+        if not 0.0 <= decay <= 1.0:
+            raise UserError(f"the decay of an average is from 0 to 1, such as 0.999, and not {decay:g}")
+        self._engine.update_average(average, source, decay)
+
     def full_state_dict(self) -> dict[str, Any]:
         """The whole model under any strategy, to write it to a file.
 
@@ -273,6 +292,7 @@ class Training:
 
     def _resume(self, identity: dict[str, Any]) -> MicroBatches:
         self._state = replace(self._state, identity=identity, total_steps=self._data.batches.total_steps)
+        self._state.history.begin(self._state.options())  # loading overwrites them
         seed, rank = self._data.order.seed, self._context.rank
         random_state.seed_everything(seed, rank=rank)
         try:

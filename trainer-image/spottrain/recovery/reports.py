@@ -38,9 +38,10 @@ class CheckpointReports:
         """How long a step takes, as reported; None before the first step."""
         return self.reporter.progress.step_seconds
 
-    def warn(self, message: str) -> None:
-        """Log a sentence, and show it as the job's message."""
-        logger.warning("%s", message)
+    def warn(self, message: str, *, logs: bool = True) -> None:
+        """Log a sentence, unless another rank does, and show it as the job's message."""
+        if logs:
+            logger.warning("%s", message)
         self.reporter.update(message=message)
 
     def resumed(self, step: int) -> None:

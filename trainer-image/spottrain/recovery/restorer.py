@@ -17,7 +17,7 @@ from spottrain.recovery.interval import CheckpointCost
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.saver import StateSaver
 from spottrain.recovery.store_retries import retry
-from spottrain.recovery.training_state import Options, TrainingState
+from spottrain.recovery.training_state import TrainingState
 
 T = TypeVar("T")
 
@@ -61,14 +61,13 @@ class StateRestorer:
             return 0
         self.reports.intervals()
         self._report_rebuilt_head(self.checkpointer)
-        options = state.options()  # loading may overwrite them
-        if (step := self._resume_from_replicas(self.checkpointer, state, options, seed=seed, rank=rank)) is not None:
+        if (step := self._resume_from_replicas(self.checkpointer, state, seed=seed, rank=rank)) is not None:
             return step
         if self.newest is None:
             return 0
         checkpointer, newest = self.checkpointer, self.newest
         loaded = self._retried(lambda: self._load(checkpointer, newest, state), sleep)
-        self._restore(state, loaded, options, seed=seed, rank=rank)
+        self._restore(state, loaded, seed=seed, rank=rank)
         checkpointer.clean_up_in_background()  # only now: nothing is deleted if the commit isn't the job's
         self.saver.committed_step = loaded.step
         self.reports.committed(self.newest)
@@ -110,7 +109,7 @@ class StateRestorer:
             self.reports.failed(CorruptCheckpoint(damage))
 
     def _resume_from_replicas(
-        self, checkpointer: Checkpointer, state: TrainingState, options: Options, *, seed: int, rank: int
+        self, checkpointer: Checkpointer, state: TrainingState, *, seed: int, rank: int
     ) -> int | None:
         """Load the step that the operator found in members' memory.
 
@@ -135,16 +134,16 @@ class StateRestorer:
                 f"{newest.step}, which is committed. {error}"
             )
             return None
-        self._restore(state, loaded, options, seed=seed, rank=rank)
+        self._restore(state, loaded, seed=seed, rank=rank)
         self.saver.save_in_background(state, loaded.step)
         return loaded.step
 
-    def _restore(self, state: TrainingState, loaded: Loaded, options: Options, *, seed: int, rank: int) -> None:
+    def _restore(self, state: TrainingState, loaded: Loaded, *, seed: int, rank: int) -> None:
         state.check(loaded.extra, loaded.step)
-        state.restore(loaded, options, seed=seed, rank=rank)
-        changes = [*state.changes(loaded), *state.unused_options(options, loaded.step)]
-        if changes:
-            self.reports.warn(" ".join(changes))  # one message: the next would replace it
+        state.restore(loaded, seed=seed, rank=rank)
+        changes = list(state.changes(loaded))
+        if changes:  # one message: the next would replace it
+            self.reports.warn(" ".join(changes), logs=rank == 0)
         if (cost := loaded.extra.get("checkpoint_cost")) is not None:
             self.saver.schedule.cost = CheckpointCost(**cost)
         self.reports.intervals()

@@ -17,7 +17,8 @@ from spottrain.checkpoint.format.described import holds_tensors
 from spottrain.checkpoint.loading.loader import Loaded
 from spottrain.data import random_state
 from spottrain.engines.engine import SavedState
-from spottrain.recovery.saved_schedule import SavedSchedule, as_plain
+from spottrain.recovery.option_history import OptionHistory, Options, options_of
+from spottrain.recovery.saved_schedule import SavedSchedule
 from spottrain.recovery.script_parts import (
     PREFIX,
     Stateful,
@@ -40,11 +41,6 @@ STABILITY = "stability"
 ORDER = "order"
 # Parts of a run's identity that commits of earlier versions lack, as they were.
 _IDENTITY_BEFORE = {"order": "permutation", "loop": "steps"}
-# Options of an optimizer's groups that scripts set and commits hold. Schedules keep the rate as initial_lr.
-_OPTIONS = ("lr", "weight_decay", "betas", "momentum", "eps")
-
-Options = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Options of each optimizer's groups: numbers and tuples of numbers. Some optimizers have None for a rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +61,7 @@ class TrainingState:
         stateful: Further parts: rank 0's state is saved. A part that the checkpoint does not hold starts afresh.
         records: Names of the parts that only rank 0 has right, such as the times that a framework logs. Others are
             the same on all ranks.
+        history: What became of the optimizers' options.
     """
 
     models: SavedState
@@ -78,6 +75,7 @@ class TrainingState:
     total_steps: int | None = None
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
     records: frozenset[str] = frozenset()
+    history: OptionHistory = field(default_factory=OptionHistory)
 
     def tensors(self) -> dict[str, Any]:
         """Model, optimizer and the script's parts in the form that DCP expects, with their shards."""
@@ -111,6 +109,7 @@ class TrainingState:
             "model_config": self.model_config,
             "engine": self.engine_name,
             "total_steps": self.total_steps,
+            "options": self.history.record(self.options()),
             "stateful": list(self.stateful),
             "records": {name: self.stateful[name].state_dict() for name in self.records},
         }
@@ -124,12 +123,11 @@ class TrainingState:
         """Where `extra` has values that are the same on all ranks."""
         return [("identity",), ("schedulers",), ("total_steps",)]
 
-    def restore(self, loaded: Loaded, scripts: Options, *, seed: int, rank: int) -> None:
+    def restore(self, loaded: Loaded, *, seed: int, rank: int) -> None:
         """Restore a commit, and the random numbers. A collective.
 
         Args:
             loaded: The commit, loaded into the engine's room.
-            scripts: What `options` returned before the checkpoint was loaded.
             seed: Seed of the run.
             rank: Number of this rank.
 
@@ -139,11 +137,12 @@ class TrainingState:
         self.models.load_state(loaded.state)
         for name, schedule in self._schedules().items():
             if (saved := loaded.extra["schedulers"].get(name)) is not None:
-                schedule.load(saved, self._rates(schedule, scripts), loaded.step)
+                schedule.load(saved, self._rates(schedule, self.history.script), loaded.step)
         load_parts(self._parts(), loaded.state, loaded.step)
         for name, saved in loaded.extra["records"].items():
             if name in self.records:
                 load_part(name, self.stateful[name], saved, loaded.step, advice="Use the framework's version before")
+        self.history.resumed(self.options(), loaded.extra.get("options", {}))
         if loaded.rank_state is not None:
             random_state.restore(loaded.rank_state)
         else:
@@ -155,17 +154,13 @@ class TrainingState:
     def _rates(self, schedule: SavedSchedule, scripts: Options) -> list[Any]:
         """The learning rates that the script gave to the schedule's optimizer."""
         of = schedule.scheduler.optimizer
-        return [group.get("lr") for name, each in self.optimizers.items() if each is of for group in scripts[name]]
+        return [
+            group.get("lr") for name, each in self.optimizers.items() if each is of for group in scripts.get(name, ())
+        ]
 
     def options(self) -> Options:
         """The optimizers' options as they are now, before what a schedule makes of them."""
-        return {
-            name: [
-                {each: as_plain(group.get(f"initial_{each}", group[each])) for each in _OPTIONS if each in group}
-                for group in optimizer.param_groups
-            ]
-            for name, optimizer in self.optimizers.items()
-        }
+        return options_of(self.optimizers)
 
     def learning_rates(self) -> dict[str, list[float]]:
         """Learning rates of groups that schedules set, by the names of the schedules."""
@@ -208,6 +203,7 @@ class TrainingState:
         saved = loaded.extra["schedulers"]
         every = (schedule.change(saved.get(name), loaded.step) for name, schedule in self._schedules().items())
         yield from filter(None, every)
+        yield from self.history.without_effect(self.options(), loaded.extra.get("options", {}), loaded.step)
         new = self.stateful.keys() - set(loaded.extra["stateful"]) - {STABILITY, ORDER}
         if new:
             yield (
@@ -218,28 +214,10 @@ class TrainingState:
             first, *more = (name.removeprefix("model.") for name in loaded.replaced)
             which = f"{first} and {len(more)} more" if more else first
             yield (
-                f"Weights that the script doesn't train differ from those in the checkpoint at step {loaded.step}, "
-                f"which replace them: {which}. To train with the script's own, create a new job with a "
-                "different checkpoint.uri."
-            )
-
-    def unused_options(self, scripts: Options, step: int) -> Iterator[str]:
-        """A sentence about the optimizer's options that a commit has replaced.
-
-        The script gave the optimizer these options.
-        """
-        differing: dict[str, str] = {}
-        pairs = [pair for name, now in self.options().items() for pair in zip(now, scripts[name], strict=True)]
-        for now, script in pairs:
-            for name in script.keys() & now.keys():
-                if now[name] != script[name]:
-                    differing.setdefault(name, f"{name} {now[name]} (in the script: {script[name]})")
-        if differing:
-            which = ", ".join(differing[name] for name in _OPTIONS if name in differing)
-            yield (
-                f"The optimizer continues with the options of the checkpoint at step {step}, which differ from the "
-                f"script's: {which}. To change options of a run, see 'Change the learning rate' in "
-                "docs/how-to/resume-fork-export.md."
+                f"Values that aren't trained differ from those in the checkpoint at step {loaded.step}, which "
+                f"replaces them: {which}. That is right if training changes them, as those of batch norms in train "
+                "mode and averages of weights. To train with the script's own, create a new job with a different "
+                "checkpoint.uri."
             )
 
 

@@ -1,0 +1,48 @@
+"""What the strategy for Lightning can't follow is refused with one cause a sentence."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from spottrain.adapters.lightning import _refusals
+
+
+def schedule(interval: str = "step", frequency: int = 1, *, is_plateau: bool = False) -> SimpleNamespace:
+    plateau = ReduceLROnPlateau(SGD(nn.Linear(1, 1).parameters()))
+    return SimpleNamespace(interval=interval, frequency=frequency, reduce_on_plateau=is_plateau, scheduler=plateau)
+
+
+def trainer(*schedules: SimpleNamespace, by_itself: bool = True, **settings: Any) -> Any:
+    return SimpleNamespace(
+        **{"max_steps": 5, "limit_train_batches": 1.0, "overfit_batches": 0} | settings,
+        lightning_module=SimpleNamespace(automatic_optimization=by_itself),
+        strategy=SimpleNamespace(lr_scheduler_configs=schedules),
+    )
+
+
+def test_what_can_be_followed_has_no_refusal() -> None:
+    assert list(_refusals(trainer(schedule()), 1)) == []
+
+
+@pytest.mark.parametrize(
+    ("refused", "num_optimizers", "cause"),
+    [
+        (trainer(max_steps=-1), 1, "max_steps="),
+        (trainer(by_itself=False), 1, "automatic optimization"),
+        (trainer(), 2, "one optimizer, and configure_optimizers returns 2"),
+        (trainer(limit_train_batches=0.5), 1, "without limit_train_batches"),
+        (trainer(overfit_batches=3), 1, "without overfit_batches"),
+        (trainer(schedule("epoch")), 1, 'returns "interval": "epoch" and "frequency": 1'),
+        (trainer(schedule(frequency=2)), 1, 'returns "interval": "step" and "frequency": 2'),
+        (trainer(schedule(is_plateau=True)), 1, "follows no metric"),
+    ],
+)
+def test_each_cause_has_a_sentence_of_its_own(refused: Any, num_optimizers: int, cause: str) -> None:
+    [sentence] = _refusals(refused, num_optimizers)
+    assert cause in sentence
