@@ -145,6 +145,7 @@ INSTEAD: dict[str, dict[str, Any]] = {
 OTHER: dict[str, list[Any]] = {
     "budget.maxCost": [2 * 10.0**6],
     "capacity.currency": ["USD"],
+    "capacity.onDemand.min": [2, "50%", "1%"],
     "checkpoint.endpointURL": ["https://other", "http://[::1]:9000"],
     "checkpoint.interval": ["auto", "30s", "5m", "1steps"],
     "resources.claims": [[{"name": "own"}], [{"name": "own"}, {"name": "own", "request": "second"}]],
@@ -221,6 +222,10 @@ BROKEN_RULES: list[tuple[str, Any, str]] = [
     ("capacity", {"spot": {"max": 0}, "pools": [_pool("spot")]}, "capacity.pools has only spot pools, and"),
     ("capacity", {"onDemand": {"max": 0}, "pools": [_pool("on-demand")]}, "capacity.pools has only on-demand pools"),
     ("capacity.onDemand", {"min": 3}, "capacity.onDemand.min is larger than nodes.max"),
+    ("capacity.onDemand.min", -1, "neither a whole number of 0 or more nor a share"),
+    ("capacity.onDemand.min", "half", "neither a whole number of 0 or more nor a share"),
+    ("capacity.onDemand.min", "101%", "neither a whole number of 0 or more nor a share"),
+    ("capacity.pools[].weight", 0, "capacity.pools: all spot pools have weight 0"),
     ("capacity.onDemand.max", 0, "capacity.onDemand.min is larger than capacity.onDemand.max"),
     ("capacity.pools[].nodeSelector", REMOVED, "a pool with provider custom needs a nodeSelector"),
     ("capacity.pools[].nodeSelector{}", REMOVED, "a pool with provider custom needs a nodeSelector"),

@@ -354,6 +354,42 @@ def is_moved_to_another_pool(seconds: float) -> bool:
     return any(isinstance(action, DeletePod) for action in scene.plan().actions)
 
 
+def in_pool(scene: Scene, sequence: int, name: str) -> Scene:
+    kind = CapacityType.SPOT
+    return scene.pod(sequence, pool=name, pool_hash=pool_hash(scene.observed.job.spec, kind, name))
+
+
+def avoids_the_pool(seconds: float) -> bool:
+    pools = [
+        {"name": name, "capacityType": "spot", "provider": "gke", "pricePerHour": price}
+        for name, price in (("cheap", 1.0), ("dear", 2.0))
+    ]
+    scene = training_job(nodes={"min": 2, "max": 4}, capacity={"spot": {"max": 2}, "pools": pools})
+    scene = in_pool(in_pool(scene, 3, "cheap"), 4, "cheap").node(4, notice=notice(4)).decided()
+    scene = scene.without_pod(4).later(seconds)
+    return any(isinstance(action, CreatePod) and action.pool == "dear" for action in scene.plan().actions)
+
+
+def unrest_of(num: int, seconds_ago: float) -> bool:
+    """Whether on-demand nodes stand in, as so many interruptions have each taken eight minutes."""
+    lost = tuple(
+        Transition(
+            generation=number, reason="Preempted", at=ago(seconds_ago), last_step=1, seconds_without_step=900.0
+        )
+        for number in range(num)
+    )
+    scene = training_job(capacity={"spot": {"max": 2}}).status(transitions=lost, start_time=ago(7200))
+    return scene.plan().status.fallback_since is not None
+
+
+def falls_back_after_interruptions(num: float) -> bool:
+    return unrest_of(round(num), 60)
+
+
+def falls_back_though_they_were_so_long_ago(seconds: float) -> bool:
+    return unrest_of(3, seconds)
+
+
 def avoids_the_node(seconds: float) -> bool:
     broken = Failure(reason=FailureReason.DEVICE_FAILED, message="its GPU is gone")
     avoided = training_job().says(4, phase=AgentPhase.FAILED, failure=broken).plan().status.avoided_nodes

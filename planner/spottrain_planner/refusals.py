@@ -16,7 +16,7 @@ def refusals(spec: TrainingJobSpec) -> list[str]:
     """
     nodes, batch, deepspeed = spec.nodes, spec.batch, spec.deepspeed
     on_demand, spot = spec.capacity.on_demand, spec.capacity.spot
-    types = {pool.capacity_type for pool in spec.capacity.pools}
+    types = {pool.kind for pool in spec.capacity.pools}
     largest_world = nodes.max * spec.processes_per_node
     idle = {
         Strategy.FSDP: spec.fsdp != FsdpConfig(),
@@ -26,10 +26,10 @@ def refusals(spec: TrainingJobSpec) -> list[str]:
         "nodes.min is larger than nodes.max; lower min or raise max": nodes.min > nodes.max,
         f"nodes.max is above {MAX_MEMBERS}, the most that one job can have; lower it": nodes.max > MAX_MEMBERS,
         "capacity.onDemand.min is larger than capacity.onDemand.max; lower min or raise max": (
-            on_demand.max is not None and on_demand.min > on_demand.max
+            on_demand.max is not None and on_demand.floor(MAX_MEMBERS) > on_demand.max
         ),
         "capacity.onDemand.min is larger than nodes.max; lower the on-demand floor or raise nodes.max": (
-            on_demand.min > nodes.max
+            isinstance(on_demand.min, int) and on_demand.min > nodes.max
         ),
         "capacity.onDemand.max and capacity.spot.max together are less than nodes.min; raise one of them": (
             on_demand.max is not None and spot.max is not None and on_demand.max + spot.max < nodes.min

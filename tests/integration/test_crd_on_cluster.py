@@ -96,6 +96,31 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "capacity.onDemand.min is larger than capacity.onDemand.max; lower min or raise max",
     ),
     (
+        "floor-in-quotes-above-its-max",
+        {"capacity": {"onDemand": {"min": "2", "max": 1}}},
+        "capacity.onDemand.min is larger than capacity.onDemand.max; lower min or raise max",
+    ),
+    (
+        "floor-of-more-than-all",
+        {"capacity": {"onDemand": {"min": "101%"}}},
+        "neither a whole number of 0 or more nor a share; write one such as 2 or 25%",
+    ),
+    (
+        "weights-of-zero",
+        {"capacity": {"pools": [{"name": "a", "capacityType": "spot", "provider": "eks", "weight": 0}]}},
+        "capacity.pools: all spot pools have weight 0, so that no pod could be placed",
+    ),
+    (
+        "negative-weight",
+        {"capacity": {"pools": [{"name": "a", "capacityType": "spot", "provider": "eks", "weight": -1}]}},
+        "weight in body should be greater than or equal to 0",
+    ),
+    (
+        "reserved-pool-that-finds-nothing",
+        {"capacity": {"pools": [{"name": "a", "capacityType": "reserved", "provider": "aks"}]}},
+        "capacity.pools: a reserved pool needs a nodeSelector that finds its nodes",
+    ),
+    (
         "capacity-below-min",
         {"nodes": {"min": 4}, "capacity": {"onDemand": {"max": 1}, "spot": {"max": 2}}},
         "capacity.onDemand.max and capacity.spot.max together are less than nodes.min; raise one of them",
@@ -269,6 +294,15 @@ def test_what_makes_the_run_what_it_is_cannot_change(jobs: Jobs, changes: dict[s
     said = jobs.patched(changes)
     assert sentence in said
     assert "make a new job" in said
+
+
+RESERVED = {"name": "block", "capacityType": "reserved", "provider": "eks"}
+
+
+@pytest.mark.parametrize("floor", [0, 1, "1", "50%", "100%", "0%"])
+def test_a_floor_may_be_a_share_and_a_pool_reserved(jobs: Jobs, floor: int | str) -> None:
+    capacity = {"onDemand": {"min": floor, "max": 4}, "pools": [RESERVED]}
+    assert jobs.tried("share", merged(MINIMAL, {"capacity": capacity})) == ""
 
 
 CHANGEABLE = {

@@ -29,6 +29,7 @@ from spottrain_api.contract.names import (
     METRICS_PORT,
 )
 from spottrain_api.contract.nodes import SPOT_LABELS
+from spottrain_api.v1alpha1.capacity import PoolType
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_local.install import find_helm
 from spottrain_operator.command import main
@@ -56,7 +57,7 @@ def test_the_watcher_runs_on_the_nodes_that_spot_pods_go_to() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     required = values["watcher"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     of_chart = [term["matchExpressions"] for term in required["nodeSelectorTerms"]]
-    of_code = [list(term) for (_, kind), terms in TERMS.items() if kind is CapacityType.SPOT for term in terms]
+    of_code = [list(term) for (_, kind), terms in TERMS.items() if kind is PoolType.SPOT for term in terms]
     assert sorted(of_chart, key=str) == sorted(of_code, key=str)
 
 

@@ -177,6 +177,7 @@ REQUIRED, PREFERRED = (
         ({"sameZone": "Preferred"}, {PREFERRED}),
         ({"sameZone": "Required"}, {REQUIRED}),
         ({"sameZone": "Ignored"}, set()),
+        ({"sameZone": "Spread"}, set()),
         ({"network": "efa"}, {REQUIRED}),
         ({"network": "tcpx"}, {REQUIRED}),
         ({"network": "infiniband"}, {PREFERRED}),
@@ -191,6 +192,17 @@ def test_the_pods_of_a_job_go_to_one_zone(template: dict[str, Any], kinds: set[s
         term = term["podAffinityTerm"] if kind == PREFERRED else term
         assert term["topologyKey"] == "topology.kubernetes.io/zone"
         assert term["labelSelector"] == {"matchLabels": {"spottrain.dev/job-uid": JOB.uid}}
+
+
+def test_the_pods_of_a_job_may_be_spread_over_zones() -> None:
+    assert "topologySpreadConstraints" not in pod()["spec"]
+    [constraint] = pod({"sameZone": "Spread"})["spec"]["topologySpreadConstraints"]
+    assert constraint == {
+        "maxSkew": 1,
+        "topologyKey": "topology.kubernetes.io/zone",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {"spottrain.dev/job-uid": JOB.uid}},
+    }
 
 
 def meshes(manifest: Any) -> dict[str, str]:

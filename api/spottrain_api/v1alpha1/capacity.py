@@ -5,10 +5,11 @@ They come from on-demand and spot capacity and from pools, with a fallback.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.settings.resource import Line, Resource
@@ -31,17 +32,54 @@ class Nodes(Resource):
     max: Annotated[int, Field(ge=1, description=f"Largest number of nodes to train with, at most {MAX_MEMBERS}.")]
 
 
+_SHARE = re.compile(r"(100|[1-9]?[0-9])%")
+
+
+def _read_count(value: object) -> object:
+    """A number, or a share such as 25%; a number in quotes is a number."""
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if is_count or (isinstance(value, str) and _SHARE.fullmatch(value)):
+        return value
+    raise ValueError(_NO_COUNT)
+
+
+_NO_COUNT = "neither a whole number of 0 or more nor a share; write one such as 2 or 25%"
+NodeCount = Annotated[
+    int | str,
+    BeforeValidator(_read_count),
+    WithJsonSchema(
+        {
+            "maxLength": 10,
+            "x-kubernetes-int-or-string": True,
+            "x-kubernetes-validations": [
+                {
+                    "rule": "type(self) == int ? self >= 0 : self.matches('^([0-9]+|(100|[1-9]?[0-9])%)$')",
+                    "message": _NO_COUNT,
+                }
+            ],
+        }
+    ),
+]
+"""A number of nodes, or a share of them."""
+
+
 class OnDemandCapacity(Resource):
     """On-demand nodes: the floor, and how far a fallback may go above it."""
 
     cel_rules = (
         (
-            "!has(self.max) || self.min <= self.max",
+            "!has(self.max) || type(self.min) == string && self.min.endsWith('%') || int(self.min) <= self.max",
             "capacity.onDemand.min is larger than capacity.onDemand.max; lower min or raise max",
         ),
     )
     min: Annotated[
-        int, Field(ge=0, description="Number of on-demand nodes to ask for. Only nodes.min is waited for.")
+        NodeCount,
+        Field(
+            description="Number of on-demand nodes to ask for, or their share of nodes.max, rounded up, as in 25%. "
+            "Only nodes.min is waited for."
+        ),
     ] = 0
     max: Annotated[
         int | None,
@@ -61,6 +99,13 @@ class OnDemandCapacity(Resource):
             "the cost is not compared with theirs. If spot nodes have no price either, no cost is counted.",
         ),
     ] = None
+
+    def floor(self, num_nodes: int) -> int:
+        """How many of so many nodes are to be on-demand."""
+        if isinstance(self.min, int):
+            return min(self.min, num_nodes)
+        share = -(-int(self.min.removesuffix("%")) * num_nodes // 100)
+        return share if self.max is None else min(share, self.max)
 
 
 class SpotCapacity(Resource):
@@ -127,6 +172,19 @@ class Fallback(Resource):
     ] = 900
 
 
+class PoolType(StrEnum):
+    """How a pool's nodes are bought.
+
+    - on-demand: at the full price, and kept until they are given back.
+    - spot: at a lower price, and taken back by the cloud at short notice.
+    - reserved: paid already, as a capacity block or a reservation. They count as on-demand nodes, and come first.
+    """
+
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
+    RESERVED = "reserved"
+
+
 class PoolProvider(StrEnum):
     """Service that runs the pool. Its labels identify the pool's nodes.
 
@@ -149,15 +207,22 @@ class PoolProvider(StrEnum):
 
 
 class Pool(Resource):
-    """A node pool to use, with its own price.
+    """A node pool to use, with its own weight and price.
 
-    Pools of the same capacity type take turns. A pod that waits too long for a node of one is replaced in another.
+    Of the pools of one type, those with the highest weight come first, and of these the cheapest. Equal ones take
+    turns. A pod that waits too long for a node of one is replaced in another.
     """
 
     cel_rules = (
         (
             "self.provider != 'custom' || has(self.nodeSelector) && self.nodeSelector.size() > 0",
             "capacity.pools: a pool with provider custom needs a nodeSelector that finds its nodes",
+        ),
+        (
+            "self.capacityType != 'reserved' || self.provider in ['eks', 'karpenter', 'gke'] || "
+            "has(self.nodeSelector) && self.nodeSelector.size() > 0",
+            "capacity.pools: a reserved pool needs a nodeSelector that finds its nodes, as this provider has no "
+            "label for them",
         ),
     )
     name: Annotated[
@@ -166,7 +231,7 @@ class Pool(Resource):
             min_length=1, max_length=253, description="Name of the pool, for the pods' annotation spottrain.dev/pool."
         ),
     ]
-    capacity_type: CapacityType
+    capacity_type: PoolType
     provider: PoolProvider
     node_selector: Annotated[
         dict[str, LabelValue] | None,
@@ -186,9 +251,27 @@ class Pool(Resource):
             ge=0,
             allow_inf_nan=False,
             description="Price of one node of the pool per hour, in capacity.currency. "
-            "Default: the price of its capacity type.",
+            "Default: the price of its capacity type; 0 if it is reserved.",
         ),
     ] = None
+    weight: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=100,
+            description="Preference among the pools of its type: a higher weight comes first, whatever the price. "
+            "With 0, it gets no new pods.",
+        ),
+    ] = 1
+
+    @property
+    def kind(self) -> CapacityType:
+        """The capacity type of its pods."""
+        return CapacityType.SPOT if self.capacity_type is PoolType.SPOT else CapacityType.ON_DEMAND
+
+
+# The pools of a type all have weight 0.
+_UNUSED = "self.pools.exists(pool, {0}) && !self.pools.exists(pool, {0} && (!has(pool.weight) || pool.weight > 0))"
 
 
 class Capacity(Resource):
@@ -197,6 +280,18 @@ class Capacity(Resource):
     Without `pools`, any node whose labels say that it is spot or on-demand (labels of EKS, Karpenter, GKE, AKS, OKE
     and Together are known).
     """
+
+    cel_rules = tuple(
+        (
+            f"!has(self.pools) || !({_UNUSED.format(of_kind)})",
+            f"capacity.pools: all {kind} pools have weight 0, so that no pod could be placed; give one a weight of 1 "
+            "or more",
+        )
+        for kind, of_kind in (
+            ("spot", "pool.capacityType == 'spot'"),
+            ("on-demand and reserved", "pool.capacityType != 'spot'"),
+        )
+    )
 
     on_demand: OnDemandCapacity = OnDemandCapacity()
     spot: SpotCapacity = SpotCapacity()

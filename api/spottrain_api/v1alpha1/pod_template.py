@@ -106,11 +106,13 @@ class SameZone(StrEnum):
     - Preferred: to one zone as long as it has nodes.
     - Required: to the zone of the first pod. The others wait for nodes there. Nodes without a zone get no pods.
     - Ignored: to any zone.
+    - Spread: to all zones alike as long as they have nodes, so that the shortage of one takes few of them.
     """
 
     PREFERRED = "Preferred"
     REQUIRED = "Required"
     IGNORED = "Ignored"
+    SPREAD = "Spread"
 
 
 class Network(StrEnum):

@@ -149,7 +149,8 @@ class TrainingJobSpec(TrainingSettings, RunSettings):
 
     cel_rules = (
         (
-            "self.capacity.onDemand.min <= self.nodes.max",
+            "type(self.capacity.onDemand.min) == string && self.capacity.onDemand.min.endsWith('%') || "
+            "int(self.capacity.onDemand.min) <= self.nodes.max",
             "capacity.onDemand.min is larger than nodes.max; lower the on-demand floor or raise nodes.max",
         ),
         (
@@ -160,7 +161,7 @@ class TrainingJobSpec(TrainingSettings, RunSettings):
         *(
             (
                 "!has(self.capacity.pools) || self.capacity.pools.size() == 0 || "
-                f"self.capacity.pools.exists(pool, pool.capacityType != '{kind}') || "
+                f"self.capacity.pools.exists(pool, (pool.capacityType == 'spot') != ('{kind}' == 'spot')) || "
                 f"!has(self.capacity.{limit}.max) || self.capacity.{limit}.max >= self.nodes.min",
                 f"capacity.pools has only {kind} pools, and capacity.{limit}.max is less than nodes.min; raise it, "
                 "lower nodes.min, or add a pool of the other type",

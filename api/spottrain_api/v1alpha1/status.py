@@ -318,6 +318,15 @@ class AvoidedNode(StatusResource):
     message: Annotated[str, Field(description="Why it is avoided.")] = ""
 
 
+class AvoidedPool(StatusResource):
+    """A pool that comes last for a while."""
+
+    name: Annotated[str, Field(description="Name of the pool.")]
+    capacity_type: Annotated[str, Field(description="Capacity type of its pods.")]
+    until: Annotated[datetime, Field(description="Time from which on it comes as its weight and price say.")]
+    message: Annotated[str, Field(description="Why it is avoided.")] = ""
+
+
 class TrainingJobStatus(StatusResource):
     """What the operator reports: phase, progress, members and cost.
 
@@ -376,6 +385,12 @@ class TrainingJobStatus(StatusResource):
     avoided_nodes: Annotated[
         tuple[AvoidedNode, ...],
         Field(description="Nodes whose GPUs failed, on which the job starts no pods for a while, at most 20."),
+    ] = ()
+    avoided_pools: Annotated[
+        tuple[AvoidedPool, ...],
+        Field(
+            description="Pools that come last for a while: the cloud took a node of them, or they had none for a pod."
+        ),
     ] = ()
     spot_pending_since: Annotated[
         datetime | None,

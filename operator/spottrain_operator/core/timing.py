@@ -128,6 +128,12 @@ class Timing:
     # fallback.afterSeconds is short: nodes take minutes to come up. It waits twice as long while a node of its pool
     # is not up yet.
     device_avoidance: float = 3600.0
+    # On-demand nodes stand in for spot nodes if, within this window, at least so many interruptions have taken a
+    # larger share of the time than spot nodes save of the price. A single one says nothing about the next.
+    unrest_window: float = 3600.0
+    unrest_interruptions: int = 3
+    # A pool of which the cloud took a node, or that had none for a pod, comes last for this long.
+    pool_avoidance: float = 1800.0
     pool_patience: float = 300.0
 
     # Time for the agents of a finished job to leave by themselves. Then their pods are deleted.

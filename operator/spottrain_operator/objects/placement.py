@@ -24,7 +24,7 @@ from spottrain_api.contract.nodes import (
     SPOT_LABELS,
     TOGETHER_COMPUTE_CLASS,
 )
-from spottrain_api.v1alpha1.capacity import Pool, PoolProvider
+from spottrain_api.v1alpha1.capacity import Pool, PoolProvider, PoolType
 from spottrain_api.v1alpha1.pod_template import Network, PodTemplate, SameZone
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_runtime.logs import LogFormat
@@ -55,25 +55,26 @@ def _no_spot(*keys: str) -> Term:
 
 
 # Any of the terms is enough. A term that only excludes labels fits nodes of other clouds, too: it is for pools alone.
-TERMS: dict[tuple[PoolProvider, CapacityType], tuple[Term, ...]] = {
-    (PoolProvider.EKS, CapacityType.SPOT): _spot(EKS_CAPACITY_TYPE),
-    (PoolProvider.EKS, CapacityType.ON_DEMAND): ((_in(EKS_CAPACITY_TYPE, "ON_DEMAND"),),),
-    (PoolProvider.KARPENTER, CapacityType.SPOT): _spot(KARPENTER_CAPACITY_TYPE),
-    (PoolProvider.KARPENTER, CapacityType.ON_DEMAND): ((_in(KARPENTER_CAPACITY_TYPE, "on-demand", "reserved"),),),
-    (PoolProvider.GKE, CapacityType.SPOT): _spot(GKE_SPOT, GKE_PREEMPTIBLE),
-    (PoolProvider.GKE, CapacityType.ON_DEMAND): (
+TERMS: dict[tuple[PoolProvider, PoolType], tuple[Term, ...]] = {
+    (PoolProvider.EKS, PoolType.SPOT): _spot(EKS_CAPACITY_TYPE),
+    (PoolProvider.EKS, PoolType.ON_DEMAND): ((_in(EKS_CAPACITY_TYPE, "ON_DEMAND"),),),
+    (PoolProvider.KARPENTER, PoolType.SPOT): _spot(KARPENTER_CAPACITY_TYPE),
+    (PoolProvider.KARPENTER, PoolType.ON_DEMAND): ((_in(KARPENTER_CAPACITY_TYPE, "on-demand", "reserved"),),),
+    (PoolProvider.EKS, PoolType.RESERVED): ((_in(EKS_CAPACITY_TYPE, "CAPACITY_BLOCK"),),),
+    (PoolProvider.KARPENTER, PoolType.RESERVED): ((_in(KARPENTER_CAPACITY_TYPE, "reserved"),),),
+    (PoolProvider.GKE, PoolType.RESERVED): ((_exists("cloud.google.com/reservation-name"),),),
+    (PoolProvider.GKE, PoolType.SPOT): _spot(GKE_SPOT, GKE_PREEMPTIBLE),
+    (PoolProvider.GKE, PoolType.ON_DEMAND): (
         (_exists("cloud.google.com/gke-nodepool"), *_no_spot(GKE_SPOT, GKE_PREEMPTIBLE)),
     ),
-    (PoolProvider.AKS, CapacityType.SPOT): _spot(AKS_PRIORITY),
-    (PoolProvider.AKS, CapacityType.ON_DEMAND): (
-        (_exists("kubernetes.azure.com/agentpool"), *_no_spot(AKS_PRIORITY)),
-    ),
-    (PoolProvider.OKE, CapacityType.SPOT): _spot(OKE_PREEMPTIBLE),
-    (PoolProvider.OKE, CapacityType.ON_DEMAND): (
+    (PoolProvider.AKS, PoolType.SPOT): _spot(AKS_PRIORITY),
+    (PoolProvider.AKS, PoolType.ON_DEMAND): ((_exists("kubernetes.azure.com/agentpool"), *_no_spot(AKS_PRIORITY)),),
+    (PoolProvider.OKE, PoolType.SPOT): _spot(OKE_PREEMPTIBLE),
+    (PoolProvider.OKE, PoolType.ON_DEMAND): (
         (_exists("oci.oraclecloud.com/fault-domain"), *_no_spot(OKE_PREEMPTIBLE)),
     ),
-    (PoolProvider.TOGETHER, CapacityType.SPOT): _spot(TOGETHER_COMPUTE_CLASS),
-    (PoolProvider.TOGETHER, CapacityType.ON_DEMAND): (_no_spot(TOGETHER_COMPUTE_CLASS),),
+    (PoolProvider.TOGETHER, PoolType.SPOT): _spot(TOGETHER_COMPUTE_CLASS),
+    (PoolProvider.TOGETHER, PoolType.ON_DEMAND): (_no_spot(TOGETHER_COMPUTE_CLASS),),
 }
 
 # Most providers taint GPU nodes.
@@ -152,8 +153,22 @@ def _zone(template: PodTemplate, same_zone: dict[str, Any]) -> dict[str, Any]:
         case SameZone.PREFERRED:
             preferred = [{"weight": 100, "podAffinityTerm": same_zone}]
             return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
-        case SameZone.IGNORED:
+        case SameZone.IGNORED | SameZone.SPREAD:
             return {}
+
+
+def spread(template: PodTemplate, *, job_uid: str) -> list[dict[str, Any]]:
+    """The spread of a job's pods over zones, if it asks for that. It keeps no pod waiting."""
+    if template.same_zone is not SameZone.SPREAD:
+        return []
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": "topology.kubernetes.io/zone",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {LABEL_JOB_UID: job_uid}},
+        }
+    ]
 
 
 def node_affinity(
@@ -221,9 +236,7 @@ def fits(expression: Expression, labels: Mapping[str, str]) -> bool:
 
 def _pools(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None) -> list[Pool]:
     return [
-        each
-        for each in spec.capacity.pools
-        if each.capacity_type is capacity_type and (pool is None or each.name == pool)
+        each for each in spec.capacity.pools if each.kind is capacity_type and (pool is None or each.name == pool)
     ]
 
 
@@ -241,7 +254,7 @@ def _terms_of_all(capacity_type: CapacityType, site: Site) -> list[Term]:
         term
         for (_, kind), terms in TERMS.items()
         for term in terms
-        if kind == capacity_type and any(each["operator"] != "NotIn" for each in term)
+        if kind == capacity_type.value and any(each["operator"] != "NotIn" for each in term)
     ]
     if capacity_type is CapacityType.SPOT:
         return known + [(_in(key, value),) for key, value in site.spot_labels.items()]

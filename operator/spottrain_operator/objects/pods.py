@@ -37,7 +37,7 @@ from spottrain_operator.kube.resources import PODS, Manifest
 from spottrain_operator.objects.containers import beside, needs_tmp, trainer
 from spottrain_operator.objects.control_address import CONTROL_FILES, ControlAddress
 from spottrain_operator.objects.networks import preset_of
-from spottrain_operator.objects.placement import DEFAULT_SITE, Site, affinity, tolerations
+from spottrain_operator.objects.placement import DEFAULT_SITE, Site, affinity, spread, tolerations
 
 # The kubelet renews a projected token after four fifths of its lifetime.
 TOKEN_EXPIRATION_SECONDS = 3600
@@ -128,6 +128,7 @@ def build_pod(
     optional = {
         "initContainers": beside(spec),
         "schedulerName": template.scheduler_name,
+        "topologySpreadConstraints": spread(template, job_uid=job.uid),
         "resourceClaims": [claim.to_dict() for claim in template.resource_claims],
         "nodeSelector": template.node_selector,
         "serviceAccountName": template.service_account_name,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from datetime import datetime
 
 from spottrain_api.contract.assignments import CapacityType
-from spottrain_api.v1alpha1.capacity import Capacity
+from spottrain_api.v1alpha1.capacity import Capacity, Pool, PoolType
 from spottrain_api.v1alpha1.status import CostStatus, PoolCost
 from spottrain_operator.core.facts.situation import PodFacts, Situation
 from spottrain_operator.core.timing import seconds_between
@@ -24,14 +24,21 @@ def price(capacity: Capacity, capacity_type: CapacityType, pool: str | None) -> 
 
     None: unknown.
     """
-    of_type = [p for p in capacity.pools if p.capacity_type is capacity_type and p.price_per_hour is not None]
-    own = next((p.price_per_hour for p in of_type if p.name == pool), None)
+    of_type = [p for p in capacity.pools if p.kind is capacity_type]
+    own = next((each for p in of_type if p.name == pool and (each := _own_price(p)) is not None), None)
     if own is not None:
         return own
     general = capacity.on_demand if capacity_type is CapacityType.ON_DEMAND else capacity.spot
     if general.price_per_hour is not None:
         return general.price_per_hour
-    return of_type[0].price_per_hour if of_type else None
+    bought = (p.price_per_hour for p in of_type if p.capacity_type is not PoolType.RESERVED)
+    return next((each for each in bought if each is not None), None)
+
+
+def _own_price(pool: Pool) -> float | None:
+    if pool.price_per_hour is None and pool.capacity_type is PoolType.RESERVED:
+        return 0.0
+    return pool.price_per_hour
 
 
 def accounting_time(situation: Situation) -> tuple[datetime, datetime]:

@@ -47,7 +47,7 @@ def demand(spec: TrainingJobSpec, *, knows_pools: bool = True) -> Demand:
     limit = nodes.max if on_demand.max is None else min(on_demand.max, nodes.max)
     if knows_pools and not pools_have(spec, CapacityType.ON_DEMAND):
         limit = 0
-    floor = min(on_demand.min, nodes.max)
+    floor = on_demand.floor(nodes.max)
     spot = 0 if knows_pools and not pools_have(spec, CapacityType.SPOT) else nodes.max - floor
     if spec.capacity.spot.max is not None:
         spot = min(spot, spec.capacity.spot.max)

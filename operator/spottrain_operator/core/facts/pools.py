@@ -20,7 +20,7 @@ def pools_have(spec: TrainingJobSpec, capacity_type: CapacityType) -> bool:
     Without pools, any node of the cluster will do.
     """
     pools = spec.capacity.pools
-    return not pools or any(pool.capacity_type is capacity_type for pool in pools)
+    return not pools or any(pool.kind is capacity_type for pool in pools)
 
 
 def pool_hash(spec: TrainingJobSpec, capacity_type: CapacityType, name: str | None) -> str | None:
@@ -58,4 +58,4 @@ def _nodes_of(pool: Pool) -> str:
 
 
 def _pools(spec: TrainingJobSpec, capacity_type: CapacityType, name: str | None) -> list[Pool]:
-    return [pool for pool in spec.capacity.pools if pool.name == name and pool.capacity_type is capacity_type]
+    return [pool for pool in spec.capacity.pools if pool.name == name and pool.kind is capacity_type]

@@ -13,6 +13,7 @@ from spottrain_api.contract.conditions import EventReason
 from spottrain_api.v1alpha1.capacity import FallbackPolicy
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.facts.interruptions import unrest
 from spottrain_operator.core.facts.pauses import pause_of
 from spottrain_operator.core.facts.places import demand, demand_of, places
 from spottrain_operator.core.facts.pools import asks_for_current_nodes, pool_sentence, pools_have
@@ -20,6 +21,7 @@ from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway, PodView, Refusal
 from spottrain_operator.core.policies.devices import avoided_nodes
 from spottrain_operator.core.policies.failure_policy import start_failures
+from spottrain_operator.core.policies.pool_choice import avoid_dry_pools, pools_by_preference
 from spottrain_operator.core.policies.rivals import rival_of
 from spottrain_operator.core.policies.understanding import waits_to_be_understood
 from spottrain_operator.core.timing import Timing, after, growing_pause, seconds_between
@@ -38,7 +40,7 @@ def retries_sentence(timing: Timing) -> str:
 
 
 def fall_back(situation: Situation, draft: Draft) -> Draft:
-    """If spot pods wait too long for a node, fall back to on-demand.
+    """If spot pods wait too long for a node, or are taken too often, fall back to on-demand.
 
     After a while, try spot again; earlier if the on-demand pods wait as long for a node, and no generation runs, or
     if an edit leaves on-demand nodes no place.
@@ -53,9 +55,19 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
     since = _spot_waits_since(situation, draft)
     if since != status.spot_pending_since:
         draft = draft.update(spot_pending_since=since)
-    if since is None or not may_fall_back(situation.spec) or seconds_between(since, now) < fallback.after_seconds:
+    if not may_fall_back(situation.spec):
         return draft
-    draft = draft.update(fallback_since=now)
+    if (found := unrest(situation, status)) is not None:
+        draft = draft.update(fallback_since=now)
+        text = f"Interruptions have taken {found.share_lost:.0%} of the job's last hour, more than spot nodes save"
+        message = f"{text}: on-demand nodes take the place of those that go"
+        return draft.record(EventReason.FELL_BACK, message, warning=True)
+    if since is None or seconds_between(since, now) < fallback.after_seconds:
+        return draft
+    # Another pool is first when spot is tried again.
+    until = after(now, fallback.return_after_seconds + situation.timing.pool_avoidance)
+    waiting = [pod for pod in _kept(situation, draft) if pod.unschedulable_since is not None]
+    draft = avoid_dry_pools(situation, draft, waiting, until=until).update(fallback_since=now)
     text = f"The job has {_spot_nodes(situation, draft)} after {seconds_between(since, now):.0f} s"
     message = f"{text}: on-demand nodes take the place of the others"
     return draft.record(EventReason.FELL_BACK, message, warning=True)
@@ -78,6 +90,8 @@ def _spot_again(situation: Situation, draft: Draft) -> datetime:
     status, fallback = draft.status, situation.spec.capacity.fallback
     assert status.fallback_since is not None
     back = after(status.fallback_since, fallback.return_after_seconds)
+    if (found := unrest(situation, status)) is not None:
+        return max(back, found.until)
     stand_ins = (f.pod for f in situation.pods.values() if f.pod.capacity_type is CapacityType.ON_DEMAND)
     waits = [pod.unschedulable_since for pod in stand_ins if pod.unschedulable_since is not None]
     if draft.running is not None or not waits:
@@ -103,6 +117,8 @@ def spot_sentence(situation: Situation, draft: Draft) -> str:
         again = _spot_again(situation, draft)
         usual = after(draft.status.fallback_since, spec.capacity.fallback.return_after_seconds)
         setting = "returnAfterSeconds" if again == usual else "afterSeconds, as none has come"
+        if again > usual:
+            setting = "returnAfterSeconds, and interruptions cost more than spot nodes save until then"
         return (
             f"On-demand nodes stand in for spot nodes, which are tried again at {time_of_day(again, situation.now)} "
             f"(capacity.fallback.{setting})"
@@ -117,7 +133,7 @@ def spot_sentence(situation: Situation, draft: Draft) -> str:
         text += f". On-demand nodes stand in from {time_of_day(due, situation.now)} (capacity.fallback)"
         waiting = [f.pod for f in situation.pods.values() if f.pod.unschedulable_since is not None]
         if all(lacks_only_spot(situation, pod) for pod in waiting):
-            change = "raise" if spec.capacity.on_demand.min else "set"
+            change = "raise" if spec.capacity.on_demand.floor(spec.nodes.max) else "set"
             return f"{text}. To have them at once, {change} capacity.onDemand.min"
         return f"{text}, if any fits"
     if spec.capacity.fallback.policy is FallbackPolicy.NONE:
@@ -176,12 +192,14 @@ def leave_dry_pools(situation: Situation, draft: Draft) -> Draft:
     if situation.observed.job.left_out or _pauses(situation, draft, 0):
         return draft
     refusal = situation.refusal
-    waiting = [pod for pod in _kept(situation, draft) if _is_left_waiting(situation, pod)]
+    waiting = [pod for pod in _kept(situation, draft) if _is_left_waiting(situation, draft, pod)]
     for capacity_type in CapacityType:
         if refusal is not None and capacity_type in refusal.capacity_types:
             continue
-        deletions = [_leave_pool(pod) for pod in waiting if pod.capacity_type is capacity_type]
-        without = draft.act(*deletions)
+        leaving = [pod for pod in waiting if pod.capacity_type is capacity_type]
+        deletions = [_leave_pool(pod) for pod in leaving]
+        until = after(situation.now, situation.timing.pool_avoidance)
+        without = avoid_dry_pools(situation, draft.act(*deletions), leaving, until=until)
         # On-demand pods beyond the floor would not be replaced.
         if len(missing(situation, without)) == len(missing(situation, draft)) + len(deletions):
             draft = without
@@ -195,7 +213,7 @@ def _leave_pool(pod: PodView) -> DeletePod:
     return DeletePod(name=pod.name, uid=pod.uid, reason=reason)
 
 
-def _is_left_waiting(situation: Situation, pod: PodView) -> bool:
+def _is_left_waiting(situation: Situation, draft: Draft, pod: PodView) -> bool:
     """Whether `pod` has waited too long in its pool, and there is a pool in which none waits."""
     since = pod.unschedulable_since
     if since is None or lacks_more_than_nodes(pod):
@@ -205,7 +223,8 @@ def _is_left_waiting(situation: Situation, pod: PodView) -> bool:
         patience *= 2
     if seconds_between(since, situation.now) < patience:
         return False
-    return not _awaited_pools(situation, pod.capacity_type).issuperset(_pools(situation.spec, pod.capacity_type))
+    names = pools_by_preference(situation, draft, pod.capacity_type)
+    return not _awaited_pools(situation, pod.capacity_type).issuperset(names)
 
 
 def create_missing(situation: Situation, draft: Draft) -> Draft:
@@ -217,7 +236,7 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
     last = max((pod.sequence for pod in situation.observed.pods), default=0)
     last = max(last, draft.status.last_sequence)
     for sequence, capacity_type in enumerate(types, start=last + 1):
-        pool = _pool(situation, capacity_type, sequence)
+        pool = _pool(situation, draft, capacity_type, sequence)
         draft = draft.act(
             CreatePod(
                 name=f"{job.name}-{sequence}",
@@ -236,7 +255,9 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
         text += ", the first since the job was edited"
     elif any(not facts.current for facts in replaced):
         text += " in place of pods from before the edit"
-    elif dry := {f.pod.pool for f in replaced if f.pod.pool is not None and _is_left_waiting(situation, f.pod)}:
+    elif dry := {
+        f.pod.pool for f in replaced if f.pod.pool is not None and _is_left_waiting(situation, draft, f.pod)
+    }:
         text += f" in place of pods that found no node in {listed(sorted(dry))}"
     if _leaves_out_devices(situation.spec):
         text += ". They ask for no GPU: resources names none in limits, and replaces the default of one per process"
@@ -306,23 +327,16 @@ def _with_tries(situation: Situation, types: list[CapacityType]) -> list[Capacit
     return [*tries, *(each for each in enough if each not in tries)]
 
 
-def _pool(situation: Situation, capacity_type: CapacityType, sequence: int) -> str | None:
+def _pool(situation: Situation, draft: Draft, capacity_type: CapacityType, sequence: int) -> str | None:
     """The pool of the next pod.
 
-    Pools take turns, and those in which a pod waits for a node have none, so that one without capacity doesn't block
-    all pods.
+    Those in which a pod waits for a node have none, so that one without capacity doesn't block all pods.
     """
-    names = _pools(situation.spec, capacity_type)
+    names = pools_by_preference(situation, draft, capacity_type, sequence)
     if not names:
         return None
-    turn = sequence % len(names)
-    in_turn = [*names[turn:], *names[:turn]]
     awaited = _awaited_pools(situation, capacity_type)
-    return next((name for name in in_turn if name not in awaited), in_turn[0])
-
-
-def _pools(spec: TrainingJobSpec, capacity_type: CapacityType) -> list[str]:
-    return [pool.name for pool in spec.capacity.pools if pool.capacity_type is capacity_type]
+    return next((name for name in names if name not in awaited), names[0])
 
 
 def _awaited_pools(situation: Situation, capacity_type: CapacityType) -> frozenset[str | None]:
