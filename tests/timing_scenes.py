@@ -319,6 +319,13 @@ def smaller(num_members: int) -> Scene:
     return scene
 
 
+def restarts_in(seconds: float, scene: Scene) -> Scene:
+    """The generation took so long from its start to its first step."""
+    first = generation_of(scene).first_step_at
+    assert first is not None
+    return scene.generation(started_at=first - timedelta(seconds=seconds))
+
+
 def grows(scene: Scene) -> bool:
     return reason(scene) == "Grow"
 
@@ -328,16 +335,18 @@ def grows_after_the_first_step(seconds: float) -> bool:
 
 
 def grows_though_a_pod_has_no_node(seconds: float) -> bool:
-    scene = smaller(2).pod(3, ready_since=ago(seconds)).forgets(4)
+    scene = restarts_in(0, smaller(2)).pod(3, ready_since=ago(seconds)).forgets(4)
     return grows(scene.pod(4, **NOT_UP, node=None, scheduled_at=None))
 
 
 def grows_though_a_pod_is_coming(seconds: float) -> bool:
-    return grows(smaller(2).pod(3, ready_since=ago(seconds)).forgets(4).pod(4, **NOT_UP))
+    return grows(restarts_in(0, smaller(2)).pod(3, ready_since=ago(seconds)).forgets(4).pod(4, **NOT_UP))
 
 
-def grows_with_so_much_left(seconds: float) -> bool:
-    return grows(smaller(3).all_say(progress=None).status(progress=ProgressStatus(eta_seconds=seconds)))
+def grows_though_a_restart_takes_long(seconds: float) -> bool:
+    scene = restarts_in(3600, smaller(2)).pod(3, ready_since=ago(seconds)).forgets(4)
+    scene = scene.all_say(progress=None).status(progress=ProgressStatus(eta_seconds=None))
+    return grows(scene.pod(4, **NOT_UP, node=None, scheduled_at=None))
 
 
 def stays_after_the_hint(seconds: float) -> bool:

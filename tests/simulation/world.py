@@ -18,7 +18,7 @@ from world.agents import Agent
 from world.clock import NOT_READY_AFTER, at
 from world.invariants import problems_of
 from world.notices import preemption, recommendation
-from world.ranks import Training
+from world.ranks import Pace, Training
 
 TICK = 0.25
 
@@ -34,6 +34,7 @@ class World:
     crashes: float = 0.0  # probability that the operator dies at any write
     peers_hang: bool = False  # ranks whose peer is gone hang in their collective, as NCCL's do
     taints: bool = True  # a node that is about to go is closed to new pods
+    pace: Pace = Pace()
     template_hash: str = "t1"
     time: float = 0.0
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -51,7 +52,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.training = Training(total_steps=self.total_steps, peers_hang=self.peers_hang)
+        self.training = Training(total_steps=self.total_steps, pace=self.pace, peers_hang=self.peers_hang)
         self.job = JobView(
             namespace="default",
             name="job",

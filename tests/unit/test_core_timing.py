@@ -68,7 +68,7 @@ BOUNDARIES = {
     "growth_interval": Boundary(scenes.grows_after_the_first_step, True),
     "growth_patience": Boundary(scenes.grows_though_a_pod_has_no_node, False),
     "growth_patience_while_coming": Boundary(scenes.grows_though_a_pod_is_coming, False),
-    "growth_min_remaining": Boundary(scenes.grows_with_so_much_left, True),
+    "growth_longest": Boundary(scenes.grows_though_a_restart_takes_long, False),
     "prewarmed_stay": Boundary(scenes.stays_after_the_hint, False),
     "device_avoidance": Boundary(scenes.avoids_the_node, False),
     "pool_avoidance": Boundary(scenes.avoids_the_pool, False),

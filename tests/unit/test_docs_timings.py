@@ -37,7 +37,7 @@ def test_the_table_of_constants() -> None:
         ("generations", f"waits up to {DEFAULT_TIMING.first_generation_patience:g} s for more pods"),
         ("generations", f"later ones up to {DEFAULT_TIMING.next_generation_patience:g} s."),
         ("generations", f"at most every {DEFAULT_TIMING.growth_interval:g} s,"),
-        ("generations", f"last {DEFAULT_TIMING.growth_min_remaining:g} s of a job"),
+        ("generations", f"for at most {DEFAULT_TIMING.growth_longest / 60:g} minutes"),
     ],
 )
 def test_the_concepts(page: str, sentence: str) -> None:

@@ -117,8 +117,9 @@ class Timing:
     # with all pods that come within this time after the first one (twice that if one is just starting),
     growth_patience: float = 15.0
     growth_patience_while_coming: float = 45.0
-    # and not if the job is nearly done.
-    growth_min_remaining: float = 30.0
+    # and then waits as long as the wait for one more pod costs less than a restart for it alone, but no longer than
+    # this: a node that waits is paid for.
+    growth_longest: float = 600.0
 
     # A pod that was created ahead of time, for a hint, stays at least this long: hints may come and go each minute,
     # and a node takes minutes to come up.

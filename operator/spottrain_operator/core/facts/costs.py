@@ -11,6 +11,8 @@ from spottrain_api.v1alpha1.status import CostStatus, PoolCost
 from spottrain_operator.core.facts.situation import PodFacts, Situation
 from spottrain_operator.core.timing import seconds_between
 
+# Without prices, spot nodes are taken to cost this share of on-demand nodes.
+USUAL_RATIO = 0.5
 _SECONDS_PER_HOUR = 3600.0
 
 

@@ -9,13 +9,10 @@ from datetime import datetime
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.v1alpha1.status import TrainingJobStatus, Transition
 from spottrain_operator.core.facts.causes import PREEMPTIONS
-from spottrain_operator.core.facts.costs import price
+from spottrain_operator.core.facts.costs import USUAL_RATIO, price
 from spottrain_operator.core.facts.places import demand_of
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.timing import after, seconds_between
-
-# Without prices, spot nodes are taken to cost half as much.
-_USUAL_RATIO = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +47,7 @@ def _price_ratio(situation: Situation) -> float:
     """What the job's nodes cost, compared with as many on-demand nodes."""
     capacity, wanted = situation.spec.capacity, demand_of(situation)
     on_demand, spot = (price(capacity, kind, None) for kind in (CapacityType.ON_DEMAND, CapacityType.SPOT))
-    ratio = spot / on_demand if on_demand and spot is not None else _USUAL_RATIO
+    ratio = spot / on_demand if on_demand and spot is not None else USUAL_RATIO
     return (wanted.on_demand + wanted.spot * min(1.0, ratio)) / max(1, wanted.total)
 
 

@@ -17,7 +17,10 @@ from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.costs import price
 from spottrain_operator.core.facts.situation import PodFacts, Situation
 from spottrain_operator.core.model import PodView
-from spottrain_operator.core.timing import after
+from spottrain_operator.core.timing import after, seconds_between
+
+# While the cloud takes a node, each pass sees that. The status is written this often for it, in seconds.
+_NEWS = 60.0
 
 
 def avoid_reclaimed_pools(situation: Situation, draft: Draft) -> Draft:
@@ -61,17 +64,20 @@ def _is_taken(facts: PodFacts) -> bool:
 
 def _avoid(situation: Situation, draft: Draft, pods: Iterable[PodView], until: datetime, message: str) -> Draft:
     """Note the pools of these pods, unless the job has no other pool of their type."""
-    known = draft.status.avoided_pools
-    kept = [each for kind in CapacityType for each in _still_avoided(situation, draft, kind)]
-    names = {(each.name, each.capacity_type) for each in kept}
+    avoided = {
+        (each.name, each.capacity_type): each
+        for kind in CapacityType
+        for each in _still_avoided(situation, draft, kind)
+    }
     for pod in pods:
         others = {pool.name for pool in situation.spec.capacity.pools if pool.kind is pod.capacity_type}
-        if pod.pool in others and len(others) > 1 and (pod.pool, pod.capacity_type) not in names:
-            names.add((pod.pool, pod.capacity_type))
-            kept.append(
-                AvoidedPool(name=pod.pool, capacity_type=pod.capacity_type.value, until=until, message=message)
-            )
-    return draft if tuple(kept) == known else draft.update(avoided_pools=tuple(kept))
+        if pod.pool not in others or len(others) == 1:
+            continue
+        key = (pod.pool, pod.capacity_type.value)
+        if key not in avoided or seconds_between(avoided[key].until, until) >= _NEWS:
+            avoided[key] = AvoidedPool(name=pod.pool, capacity_type=key[1], until=until, message=message)
+    kept = tuple(avoided.values())
+    return draft if kept == draft.status.avoided_pools else draft.update(avoided_pools=kept)
 
 
 def _still_avoided(situation: Situation, draft: Draft, capacity_type: CapacityType) -> list[AvoidedPool]:
