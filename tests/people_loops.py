@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel
 
 import spottrain
 
@@ -18,7 +21,7 @@ NUM_WORLDS = 3
 TOTAL = STEPS_A_WORLD * NUM_WORLDS
 WIDTH, NUM_SAMPLES = 6, 40
 
-Tensors = dict[str, torch.Tensor]
+Weigh = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -102,3 +105,169 @@ def contrastive_loop(global_batch: int) -> Loop:
 
 
 LOOPS = {"contrastive": contrastive_loop(7), "contrastive with idle ranks": contrastive_loop(2)}
+
+
+def spread(session: spottrain.Session, model: nn.Module) -> nn.Module:
+    """As a script of its own does it."""
+    return nn.parallel.DistributedDataParallel(model) if session.world_size > 1 else model
+
+
+def plain_state(**models: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights of all models."""
+    return {
+        f"{name}.{key}": value.detach().clone()
+        for name, model in models.items()
+        for key, value in getattr(model, "module", model).state_dict().items()
+    }
+
+
+def noise(step: int, size: int) -> torch.Tensor:
+    """The noise of a step's global batch, whoever computes with it."""
+    return torch.randn(size, 3, generator=torch.Generator().manual_seed(1000 + step))
+
+
+def networks() -> tuple[nn.Module, nn.Module]:
+    """A generator and a discriminator."""
+    torch.manual_seed(5)
+    generator = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, WIDTH))
+    discriminator = nn.Sequential(nn.Linear(WIDTH, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+    return generator, discriminator
+
+
+def score(discriminator: nn.Module, samples: torch.Tensor, *, real: bool) -> torch.Tensor:
+    logits = discriminator(samples)
+    return functional.binary_cross_entropy_with_logits(logits, torch.full_like(logits, float(real)))
+
+
+GAN_BATCH = 6
+
+
+class Gan:
+    """Two networks with an optimizer each, in turns (Goodfellow et al., 2014), and an average of the generator."""
+
+    def __init__(self, spread: Callable[[nn.Module], nn.Module] = lambda model: model) -> None:
+        self.generator, self.discriminator = map(spread, networks())
+        self.average = AveragedModel(self._inner, avg_fn=lambda average, new, _: (average + new) / 2)
+        self.of_generator, self.of_discriminator = (
+            torch.optim.Adam(each.parameters(), lr=0.01, betas=(0.5, 0.999))
+            for each in (self.generator, self.discriminator)
+        )
+        self.decay = torch.optim.lr_scheduler.ExponentialLR(self.of_generator, 0.9)
+
+    @property
+    def _inner(self) -> nn.Module:
+        inner: nn.Module = getattr(self.generator, "module", self.generator)
+        return inner
+
+    def step(self, real: torch.Tensor, noise: torch.Tensor, weigh: Weigh = lambda loss: loss) -> torch.Tensor:
+        fake = self.generator(noise)
+        self.of_discriminator.zero_grad()
+        loss = score(self.discriminator, real, real=True) + score(self.discriminator, fake.detach(), real=False)
+        torch.autograd.backward(weigh(loss))
+        self.of_discriminator.step()
+        self.of_generator.zero_grad()
+        torch.autograd.backward(weigh(score(self.discriminator, fake, real=True)))
+        self.of_generator.step()
+        self.decay.step()
+        self.average.update_parameters(self._inner)
+        return weigh(loss)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return plain_state(generator=self.generator, discriminator=self.discriminator, average=self.average.module)
+
+
+def train_gan(session: spottrain.Session, after_step: Callable[[], None]) -> Mapping[str, Any]:
+    gan = Gan(partial(spread, session))
+    run = session.attach(total=TOTAL, **vars(gan))
+    data = [image for image, _ in samples()]
+    while run.step < run.total:
+        real = torch.stack([data[position % NUM_SAMPLES] for position in run.share])
+        own = noise(run.step, GAN_BATCH)[[position % GAN_BATCH for position in run.share]]
+        run.boundary(gan.step(real, own, run.weigh))
+        after_step()
+    return gan.weights()
+
+
+def plain_gan() -> Mapping[str, Any]:
+    gan = Gan()
+    for step, (real, _) in enumerate(batches(GAN_BATCH)):
+        gan.step(real, noise(step, GAN_BATCH))
+    return gan.weights()
+
+
+class Environment:
+    """A task without data: the reward is high where the action is near a function of the observation."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def observe(self, size: int) -> torch.Tensor:
+        return torch.randn(size, WIDTH, generator=torch.Generator().manual_seed(self.number))
+
+    def state_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        vars(self).update(state_dict)
+
+
+Q_BATCH, CAPACITY = 8, 1 << 16
+
+
+def q_learning(session: spottrain.Session | None, after_step: Callable[[], None]) -> Mapping[str, Any]:
+    """A replay buffer in numpy arrays, a target network, and a temperature that has an optimizer of its own."""
+    torch.manual_seed(7)
+    online, target = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 3)
+    target.load_state_dict(online.state_dict())
+    temperature = torch.zeros(1, requires_grad=True)
+    replay: dict[str, Any] = {"observations": np.zeros((CAPACITY, WIDTH), np.float32), "size": 0}
+    best: list[float] = []
+    environment = Environment()
+    network = spread(session, online) if session is not None else online
+    of_network = torch.optim.Adam(network.parameters(), lr=0.05)
+    of_temperature = torch.optim.Adam([temperature], lr=0.1)
+    run = None
+    if session is not None:
+        run = session.attach(
+            total=TOTAL,
+            network=network,
+            target=target,
+            temperature=temperature,
+            of_network=of_network,
+            of_temperature=of_temperature,
+            replay=replay,
+            best=best,
+            environment=environment,
+        )
+    for step in range(TOTAL) if run is None else iter(lambda: run.step, TOTAL):
+        seen = environment.observe(Q_BATCH)
+        environment.number += 1
+        size = replay["size"]
+        replay["observations"][size : size + Q_BATCH] = seen.numpy()
+        replay["size"] = size + Q_BATCH
+        positions = range(Q_BATCH) if run is None else [position % Q_BATCH for position in run.share]
+        drawn = [(7 * position + step) % (size + Q_BATCH) for position in positions]
+        chosen = torch.from_numpy(replay["observations"][drawn])
+        with torch.no_grad():
+            wanted = chosen[:, :3] + 0.9 * target(chosen)
+        loss = functional.mse_loss(network(chosen), wanted)
+        of_network.zero_grad()
+        torch.autograd.backward(loss if run is None else run.weigh(loss))
+        of_network.step()
+        of_temperature.zero_grad()
+        torch.autograd.backward((temperature.exp() * (2.0 + step)).sum())
+        of_temperature.step()
+        if step % 2:
+            target.load_state_dict(online.state_dict())
+        best.append(float(step))
+        if run is not None:
+            run.boundary(run.weigh(loss))
+            after_step()
+    assert best == [float(step) for step in range(TOTAL)]
+    assert environment.number == TOTAL
+    everything = torch.from_numpy(replay["observations"][: TOTAL * Q_BATCH].copy())
+    return {**plain_state(network=network, target=target), "temperature": temperature.detach(), "replay": everything}
+
+
+LOOPS["gan"] = Loop(train_gan, plain_gan, GAN_BATCH, GAN_BATCH)
+LOOPS["q learning"] = Loop(q_learning, lambda: q_learning(None, lambda: None), Q_BATCH, Q_BATCH)

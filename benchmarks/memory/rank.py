@@ -24,7 +24,7 @@ from spottrain.data.batch import BatchPlan
 from spottrain.engines.auto import facts_of
 from spottrain.engines.blocks import find_blocks, prepare_blocks
 from spottrain.engines.choice import choose_engine
-from spottrain.engines.engine import Engine, EngineConfig
+from spottrain.engines.engine import EngineConfig, SpreadingEngine
 from spottrain_api.settings.training import DeepSpeedConfig
 from spottrain_planner.memory_estimate import Estimate, ModelFacts, Workload, estimates
 
@@ -108,7 +108,7 @@ def _counting(tracker: MemTracker, device: torch.device) -> Iterator[None]:
             yield
 
 
-def _engine(case: Case, device: torch.device) -> Engine:
+def _engine(case: Case, device: torch.device) -> SpreadingEngine:
     shape = case.shape
     world_size = dist.get_world_size()
     plan = BatchPlan(
@@ -121,7 +121,7 @@ def _engine(case: Case, device: torch.device) -> Engine:
     return choose_engine("deepspeed" if stage is not None else case.strategy, config)
 
 
-def _step(engine: Engine, model: Any, case: Case, device: torch.device) -> None:
+def _step(engine: SpreadingEngine, model: Any, case: Case, device: torch.device) -> None:
     shape = case.shape
     ids = torch.randint(0, shape.vocabulary, (shape.micro_batch, shape.context), device=device)
     engine.begin_micro_batch(is_last=True)

@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).with_name("loops_script.py")
 WORLDS = (2, 3, 1)
 CASES = [
     *(f"contrastive: {engine}" for engine in ("ddp", "fsdp", "zero 1", "zero 3")),
-    "contrastive with idle ranks: ddp",
+    *("contrastive with idle ranks: ddp", "gan: ddp", "q learning: ddp"),
 ]
 
 

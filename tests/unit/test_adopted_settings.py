@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from spottrain.engines.adopted import AdoptedEngine, refuse_unapplied
+from spottrain.engines.adopted import check_spread, refuse_unapplied
 from spottrain_api.contract.configuration import TrainerConfig
 from spottrain_api.settings.choices import Sharding
 from spottrain_api.settings.training import Batch, DeepSpeedConfig, FsdpConfig
@@ -48,6 +48,6 @@ def test_what_applies_is_not() -> None:
 def test_deepspeed_is_refused_also_where_nothing_is_spread_yet() -> None:
     model = nn.Linear(1, 1)
     with pytest.raises(ValueError, match="needs spottrain's own loop"):
-        AdoptedEngine.check("deepspeed", model, 1)
+        check_spread("deepspeed", model, 1)
     for strategy in ("auto", "ddp", "fsdp"):
-        AdoptedEngine.check(strategy, model, 1)
+        check_spread(strategy, model, 1)

@@ -31,14 +31,18 @@ WITH_EXAMPLES: dict[str, Any] = {
     "warmup_stable_decay": schedules.warmup_stable_decay,
     "BatchPlan": BatchPlan,
     "ForeignLoop": ForeignLoop,
+    "Run": spottrain.Run,
     "Stateful": Stateful,
 }
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
     spottrain.session,
     spottrain.Session.prepare,
     spottrain.Session.adopt,
+    spottrain.Session.attach,
     spottrain.Training.steps,
     spottrain.Step.backward,
+    spottrain.Run.may_update,
+    spottrain.Run.boundary,
     schedules.warmup_cosine,
     schedules.warmup_stable_decay,
     ForeignLoop.__init__,

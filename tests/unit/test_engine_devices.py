@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from spottrain.data.to_device import to_device
-from spottrain.engines.adopted import AdoptedEngine
+from spottrain.engines.adopted import check_spread
 from spottrain.engines.ddp import settle_buckets
 from spottrain.world import launch as launch_module
 from spottrain.world.failures import UserError, failure_of
@@ -103,7 +103,7 @@ def test_one_process_with_several_gpus_is_refused_with_a_sentence() -> None:
     parallel = nn.DataParallel(nn.Linear(2, 2))
     parallel.device_ids = [0, 1]
     with pytest.raises(ValueError, match=r"over 2 GPUs .* torchrun and one rank per GPU"):
-        AdoptedEngine.check("auto", parallel, 1)
+        check_spread("auto", parallel, 1)
 
 
 def test_more_ranks_than_gpus_are_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

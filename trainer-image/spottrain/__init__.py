@@ -2,13 +2,15 @@
 
 The script that every rank runs has `import spottrain`. `spottrain.session()` surrounds the script,
 `Session.prepare` takes the model and the data, and `Training.steps` is the loop. `Session.prepare` has an example.
+A loop of the script's own ends its steps by `Run.boundary` instead, with what `Session.attach` was given.
 """
 
 from spottrain.loop.entry import session
+from spottrain.loop.run import Run
 from spottrain.loop.session import Session
 from spottrain.loop.step import Step
 from spottrain.loop.training import Training
 from spottrain_api.settings.choices import StabilityAction
 from spottrain_api.settings.stability import LossSpikeConfig, StabilityConfig
 
-__all__ = ["LossSpikeConfig", "Session", "StabilityAction", "StabilityConfig", "Step", "Training", "session"]
+__all__ = ["LossSpikeConfig", "Run", "Session", "StabilityAction", "StabilityConfig", "Step", "Training", "session"]

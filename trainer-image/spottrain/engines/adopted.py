@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from pydantic.alias_generators import to_camel
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
-from spottrain.engines.attached import AttachedModels
-from spottrain.engines.engine import MakeOptimizer
-from spottrain.engines.named_state import MODEL, OPTIMIZER
 from spottrain_api.contract.configuration import TrainerConfig
 
 
@@ -53,58 +48,36 @@ def _unapplied(config: TrainerConfig) -> Iterator[str]:
         )
 
 
-class AdoptedEngine(AttachedModels):
-    """Implements Engine for the loops of other frameworks, which have one model and one optimizer."""
+def check_spread(strategy: str, model: nn.Module, world_size: int) -> None:
+    """Check how the framework has spread the model.
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-
-    @staticmethod
-    def check(strategy: str, model: nn.Module, world_size: int) -> None:
-        """Check how the framework has spread the model.
-
-        Raises:
-            ValueError: The job's strategy is not the framework's, or one that frameworks cannot use; the model is not
-                spread over the ranks; or one process drives several GPUs, as the Trainer does without torchrun.
-        """
-        if isinstance(model, nn.DataParallel):
-            raise ValueError(
-                f"one process has spread the model over {len(model.device_ids)} GPUs (nn.DataParallel); start the "
-                "script with torchrun and one rank per GPU, or set CUDA_VISIBLE_DEVICES to one GPU"
-            )
-        if strategy == "deepspeed":
-            raise ValueError(
-                "strategy deepspeed needs spottrain's own loop (session.prepare); in the loop of another library, "
-                "use its DDP or FSDP2, and auto, ddp or fsdp in the job"
-            )
-        if any(isinstance(module, FSDPModule) for module in model.modules()):
-            used = "fsdp"
-        elif isinstance(model, DistributedDataParallel):
-            used = "ddp"
-        elif world_size > 1:
-            raise ValueError(
-                f"the framework has not spread the model over the {world_size} ranks, so that each would train a "
-                "model of its own; pass the model as the framework's prepare returns it, and let it use DDP or FSDP2"
-            )
-        else:
-            return  # frameworks do not wrap the model of a single rank
-        if strategy not in ("auto", used):
-            raise ValueError(
-                f"the job's strategy is {strategy}, but the framework has spread the model as {used}; set the "
-                "framework's strategy in its own arguments, and the job's to the same or to auto"
-            )
-
-    def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        super().__init__({MODEL: model}, {OPTIMIZER: self._optimizer})
-        return model, self._optimizer
-
-    def begin_micro_batch(self, *, is_last: bool) -> None:
-        """Does nothing: the framework synchronises gradients."""
-
-    def backward(self, loss: Any) -> None:
-        """Not called: the framework calls backward."""
-        raise RuntimeError("an adopted model's gradients are computed by its framework; call its own backward")
-
-    def gradients_are_finite(self) -> bool:
-        """Always true. The framework checks: gradients may be scaled for fp16, and are then often not finite."""
-        return True
+    Raises:
+        ValueError: The job's strategy is not the framework's, or one that frameworks cannot use; the model is not
+            spread over the ranks; or one process drives several GPUs, as the Trainer does without torchrun.
+    """
+    if isinstance(model, nn.DataParallel):
+        raise ValueError(
+            f"one process has spread the model over {len(model.device_ids)} GPUs (nn.DataParallel); start the "
+            "script with torchrun and one rank per GPU, or set CUDA_VISIBLE_DEVICES to one GPU"
+        )
+    if strategy == "deepspeed":
+        raise ValueError(
+            "strategy deepspeed needs spottrain's own loop (session.prepare); in the loop of another library, "
+            "use its DDP or FSDP2, and auto, ddp or fsdp in the job"
+        )
+    if any(isinstance(module, FSDPModule) for module in model.modules()):
+        used = "fsdp"
+    elif isinstance(model, DistributedDataParallel):
+        used = "ddp"
+    elif world_size > 1:
+        raise ValueError(
+            f"the framework has not spread the model over the {world_size} ranks, so that each would train a "
+            "model of its own; pass the model as the framework's prepare returns it, and let it use DDP or FSDP2"
+        )
+    else:
+        return  # frameworks do not wrap the model of a single rank
+    if strategy not in ("auto", used):
+        raise ValueError(
+            f"the job's strategy is {strategy}, but the framework has spread the model as {used}; set the "
+            "framework's strategy in its own arguments, and the job's to the same or to auto"
+        )

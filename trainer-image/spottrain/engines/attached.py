@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -19,14 +20,22 @@ from spottrain.world.failures import UserError
 
 
 class AttachedModels(NamedState):
-    """Holds the state of any number of models and optimizers, by their names in commits.
+    """Implements Engine for any number of models and optimizers, whose owner calls backward, clips and updates."""
 
-    Their owner calls backward, clips and updates.
-    """
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Optimizer],
+        tensors: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """A collective, with the same on all ranks, as they were spread.
 
-    def __init__(self, models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
-        """A collective, with the same models on all ranks, as they were spread."""
-        self._models, self._optimizers = models, optimizers
+        Args:
+            models: Models by their names in commits.
+            optimizers: Optimizers by their names in commits.
+            tensors: Tensors of no model, by their names in commits. Optimizers may train them.
+        """
+        self._models, self._optimizers, self._tensors = models, optimizers, tensors or {}
         every = _together(models)
         self._buffers, self._gathered = SharedBuffers(every), GatheredParameters(every)
         self._agreement = StepAgreement(self._buffers)
@@ -39,6 +48,17 @@ class AttachedModels(NamedState):
                 model.find_unused_parameters or model.static_graph
             ):
                 settle_buckets(model, model.module)
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        """Does nothing: the owner synchronises gradients."""
+
+    def backward(self, loss: Any) -> None:
+        """Not called: the owner calls backward."""
+        raise RuntimeError("the gradients of this model are computed by its owner; call its own backward")
+
+    def gradients_are_finite(self) -> bool:
+        """Always true. The owner checks: gradients may be scaled for fp16, and are then often not finite."""
+        return True
 
     def update(self) -> None:
         """Share the buffers after the owner's update. A collective.

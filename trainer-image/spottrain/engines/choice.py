@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spottrain.engines.engine import Engine, EngineConfig
+from spottrain.engines.engine import EngineConfig, SpreadingEngine
 from spottrain_api.settings.choices import Strategy
 
 
-def choose_engine(strategy: str, config: EngineConfig) -> Engine:
+def choose_engine(strategy: str, config: EngineConfig) -> SpreadingEngine:
     """Create the engine of a strategy.
 
     Args:

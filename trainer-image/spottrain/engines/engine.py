@@ -83,19 +83,7 @@ class SavedState(Protocol):
 
 
 class Engine(SavedState, Protocol):
-    """Spreads a model over the ranks, and optimises it there.
-
-    The ranks are those of the default process group. Gradients are averaged over the ranks. Weights are optimised and
-    saved in fp32. The model computes in `EngineConfig.precision`, and returns fp32.
-    """
-
-    def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        """Spread the model and make its optimizer. Called once, before all else; a collective.
-
-        Returns:
-            The model to call in forward, and the optimizer for schedules.
-        """
-        ...
+    """What the step loop does with models and optimizers on the ranks of the default process group."""
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Called before each forward pass. Gradients have to be averaged only after the last one of a step."""
@@ -131,4 +119,20 @@ class Engine(SavedState, Protocol):
 
     def model_state(self) -> dict[str, Any]:
         """The model's part of `state()`."""
+        ...
+
+
+class SpreadingEngine(Engine, Protocol):
+    """Spreads a model over the ranks, and optimises it there.
+
+    Gradients are averaged over the ranks. Weights are optimised and saved in fp32. The model computes in
+    `EngineConfig.precision`, and returns fp32.
+    """
+
+    def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        """Spread the model and make its optimizer. Called once, before all else; a collective.
+
+        Returns:
+            The model to call in forward, and the optimizer for schedules.
+        """
         ...

@@ -21,11 +21,12 @@ OPTIMIZER = "optimizer"
 class NamedState:
     """Implements what `Engine` says of states, for models with plain or sharded parameters and their optimizers.
 
-    Each model and each optimizer has a name, which is its key in the state.
+    Each model, each optimizer and each tensor of no model has a name, which is its key in the state.
     """
 
     _models: Mapping[str, nn.Module]
     _optimizers: Mapping[str, Optimizer]
+    _tensors: Mapping[str, torch.Tensor] = {}
 
     def _at_rest(self) -> Mapping[str, nn.Module]:
         """The models with their own parameters, which the optimizers have. What reads or changes them takes these."""
@@ -36,10 +37,12 @@ class NamedState:
         return {**self._model_states(), **optimizers}
 
     def room(self, saved: dict[str, Any]) -> dict[str, Any]:
-        optimizers = {
-            name: each.room(saved[name]) for name, each in self._named_optimizers().items() if name in saved
+        # What the commit lacks stays without room, and is refused by its name.
+        optimizers = self._named_optimizers().items()
+        return {
+            **self._model_states(),
+            **{name: each.room(saved[name]) if name in saved else {} for name, each in optimizers},
         }
-        return {**self._model_states(), **optimizers}
 
     def try_load(self) -> None:
         for each in self._named_optimizers().values():
@@ -49,7 +52,15 @@ class NamedState:
         return model_state(self._at_rest()[MODEL])
 
     def frozen(self) -> set[str]:
-        return {f"{name}.{each}" for name, model in self._at_rest().items() for each in frozen_names(model)}
+        """Not those of a model that no optimizer trains, such as an average of weights: they change all the same."""
+        optimizers = self._optimizers.values()
+        trained = {each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
+        return {
+            f"{name}.{each}"
+            for name, model in self._at_rest().items()
+            if not trained.isdisjoint(model.parameters())
+            for each in frozen_names(model)
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         for name, model in self._at_rest().items():
@@ -62,11 +73,12 @@ class NamedState:
         copy_buffers(average, source)
 
     def _model_states(self) -> dict[str, Any]:
-        return {name: model_state(model) for name, model in self._at_rest().items()}
+        tensors = {name: tensor.detach() for name, tensor in self._tensors.items()}
+        return {**{name: model_state(model) for name, model in self._at_rest().items()}, **tensors}
 
     def _named_optimizers(self) -> dict[str, NamedOptimizer]:
         """By the names that parameters had before they were spread."""
-        names: dict[torch.Tensor, str] = {}
+        names = {tensor: name for name, tensor in self._tensors.items()}
         for name, model in self._at_rest().items():
             prefix = "" if name == MODEL else f"{name}."
             for of_parameter, parameter in without_wrapper(model).named_parameters():

@@ -18,13 +18,14 @@ from spottrain.data.audit import AuditHeader, AuditWriter
 from spottrain.data.batch import BatchPlan
 from spottrain.data.loader import Collate, Data, MapDataset
 from spottrain.data.order import DataOrder
+from spottrain.data.own_data import OwnData
 from spottrain.data.rank_data import RankData
 from spottrain.data.script_order import OrderFunction
 from spottrain.engines.auto import applied
 from spottrain.engines.blocks import find_blocks, prepare_blocks
 from spottrain.engines.choice import choose_engine
 from spottrain.engines.engine import Engine, EngineConfig, MakeOptimizer
-from spottrain.engines.named_state import OPTIMIZER
+from spottrain.engines.named_state import MODEL, OPTIMIZER
 from spottrain.engines.precision import DTYPES, slower_than_needed
 from spottrain.engines.structure import check_same_model
 from spottrain.loop.acceptance import (
@@ -38,6 +39,8 @@ from spottrain.loop.acceptance import (
     checked_scheduler,
     order_of,
 )
+from spottrain.loop.attachment import Attachment
+from spottrain.loop.run import Run
 from spottrain.loop.stability import StabilityGuard
 from spottrain.loop.strategy import choose_strategy
 from spottrain.loop.training import Training
@@ -278,10 +281,10 @@ class Session:
         Raises:
             UserError: The job asks for a setting that only the framework can apply, or a state cannot be saved.
         """
-        from spottrain.engines.adopted import AdoptedEngine, refuse_unapplied  # imports FSDP, which is slow
+        from spottrain.engines.adopted import check_spread, refuse_unapplied  # imports FSDP, which is slow
+        from spottrain.engines.attached import AttachedModels
 
         self._refuse_second()
-        engine = AdoptedEngine(optimizer)
         model = getattr(model, "_orig_mod", model)  # torch.compile wraps what the framework has spread
         data = Data(dataset, collate, num_workers, shuffle, loader or {})
         ordered = order_of(data, self.config.seed, order=order, largest_batch=self.batch_plan.global_batch)
@@ -290,14 +293,13 @@ class Session:
         if scheduler is not None:
             check_scheduler(scheduler)
         with as_user_errors():
-            engine.check(self.config.strategy, model, self.world_size)
+            check_spread(self.config.strategy, model, self.world_size)
             refuse_unapplied(self.config, instead or {})
         check_stateful(stateful or {}, records)
-        spread, _ = engine.wrap(model, lambda _: optimizer)
         plain = getattr(model, "module", model)
         return self._assemble(
-            engine,
-            spread,
+            AttachedModels({MODEL: model}, {OPTIMIZER: optimizer}),
+            model,
             data,
             ordered,
             tokens_per_sample=tokens_per_sample,
@@ -309,13 +311,50 @@ class Session:
             records=frozenset(records or {}),
         )
 
+    def attach(self, *, total: int, **attached: Any) -> Run:
+        """Take what a script trains in a loop of its own, and resume from the newest commit.
+
+        The script spreads its models, reads its data, and steps its optimizers and schedules. Commits hold the state
+        of all that is attached, by its name. Random numbers are then those of this rank. A collective: every rank
+        attaches the same, in the same order.
+
+        Args:
+            total: Steps of the whole run, not of this generation. A step is what lies between two calls of
+                `Run.boundary`.
+            attached: Modules as they were spread (by DDP, FSDP2 or not at all), optimizers, schedules, tensors, lists
+                and dicts and arrays that are changed in place, and other objects with state_dict and load_state_dict,
+                by names of the script's choice. The state of each is the same on all ranks, or in shards (DTensors).
+
+        Returns:
+            The run. Train until its `step` is `total`, and call its `boundary` once a step.
+
+        Raises:
+            UserError: Something has no state that a commit could hold, or the newest commit does not fit.
+        """
+        from spottrain.engines.attached import AttachedModels  # imports FSDP, which is slow
+
+        self._refuse_second()
+        found = Attachment.of(attached)
+        model = found.models.get(MODEL)
+        plain = getattr(model, "module", model)
+        training = self._train(
+            AttachedModels(found.models, found.optimizers, found.tensors),
+            model if model is not None else nn.Module(),
+            OwnData.of(self.batch_plan, seed=self.config.seed),
+            optimizers=found.optimizers,
+            schedulers=found.schedulers,
+            model_config=model_config(plain) if plain is not None else None,
+            peft=peft_adapters(plain) if plain is not None and self.rank == 0 else None,
+            stateful=found.parts,
+        )
+        return Run(training, total)
+
     def _refuse_second(self) -> None:
         """Raises UserError if the session has a model in training. A call that has failed may be repeated."""
         if self._training is not None:
             raise UserError(
                 "the session was given a second model, and a session trains one: the commits of the second would "
-                "replace those of the first. Put both into one nn.Module with one optimizer (a parameter group for "
-                "each), or train the second in a job of its own"
+                "replace those of the first. Give both to session.attach, or train the second in a job of its own"
             )
 
     @property
@@ -349,7 +388,6 @@ class Session:
     ) -> Training:
         """Put the parts of a Training together. `state` are further fields of TrainingState."""
         self._say_sizes(self.batch_plan)
-        guard = StabilityGuard(self.config.stability) if self.config.stability is not None else None
         rank_data = RankData(
             data=data,
             order=order,
@@ -361,19 +399,34 @@ class Session:
             schedule_interval=scheduler_interval,
             open_audit=self._open_audit if os.environ.get(ENV_AUDIT_DIR) else None,
         )
-        own = {STABILITY: guard, ORDER: rank_data.place}
-        parts = {**(stateful or {}), **{name: part for name, part in own.items() if part is not None}}
+        place = {ORDER: rank_data.place} if rank_data.place is not None else {}
+        return self._train(
+            engine,
+            spread,
+            rank_data,
+            optimizers={OPTIMIZER: optimizer},
+            schedulers={SCHEDULER: scheduler} if scheduler is not None else {},
+            stateful={**(stateful or {}), **place},
+            **state,
+        )
+
+    def _train(
+        self,
+        engine: Engine,
+        spread: nn.Module,
+        data: RankData | OwnData,
+        *,
+        stateful: Mapping[str, Stateful],
+        **state: Any,
+    ) -> Training:
+        """Make the session's Training. `state` are further fields of TrainingState."""
+        guard = StabilityGuard(self.config.stability) if self.config.stability is not None else None
+        parts = {**stateful, **({STABILITY: guard} if guard is not None else {})}
         self._training = Training(
             model=spread,
             engine=engine,
-            state=TrainingState(
-                models=engine,
-                optimizers={OPTIMIZER: optimizer},
-                schedulers={SCHEDULER: scheduler} if scheduler is not None else {},
-                stateful=parts,
-                **state,
-            ),
-            data=rank_data,
+            state=TrainingState(models=engine, stateful=parts, **state),
+            data=data,
             context=self._context,
             recovery=Recovery.build(
                 self._store,

@@ -11,13 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from spottrain.checkpoint.errors import CheckpointError, Fenced, RanksDiffer, UnsupportedState
 from spottrain.data import random_state
 from spottrain.data.loader import MicroBatches
+from spottrain.data.own_data import NoBatches, OwnData
 from spottrain.data.rank_data import RankData
 from spottrain.engines.engine import Engine
 from spottrain.engines.model_state import full_state
+from spottrain.engines.named_state import OPTIMIZER
 from spottrain.loop.acceptance import checked_total
 from spottrain.loop.epoch import Epoch
 from spottrain.loop.stability import StabilityGuard, StepDecision
@@ -68,7 +71,6 @@ class Training:
         model: The model, spread over the ranks: call it in forward.
         step: Steps completed since the start of the run: after `Step.update`, this step is one of them. 0 until the
             loop starts, which loads the commit.
-        optimizer: The optimizer, to read its `param_groups`, such as learning rates; `Step.update` steps it.
         plan: How the ranks share each step's batch.
     """
 
@@ -78,13 +80,12 @@ class Training:
         model: nn.Module,
         engine: Engine,
         state: TrainingState,
-        data: RankData,
+        data: RankData | OwnData,
         context: RankContext,
         recovery: Recovery,
         guard: StabilityGuard | None,
     ) -> None:
         self.model = model
-        [self.optimizer] = state.optimizers.values()
         self.step = 0
         self.plan = data.plan
         self._state = state
@@ -99,12 +100,27 @@ class Training:
         self._checkpoint_reports = recovery.reports
         self._guard = guard
         self._meter = LossMeter()
-        self._batches: MicroBatches | None = None
+        self._batches: MicroBatches | NoBatches | None = None
         self._loss_was_bad = False
         self._has_updated = self._is_tried = False
         self._under_way: tuple[Step, float] | None = None  # with the time of its start
         self.before_finish: Callable[[], None] = lambda: None
         """Set by a framework's loop, which the script may have left after an update."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, to read its `param_groups`, such as learning rates; `Step.update` steps it."""
+        return self._state.optimizers[OPTIMIZER]
+
+    @property
+    def share(self) -> range:
+        """The positions that this rank computes in the step that follows."""
+        return self.plan.share(self._context.rank, self._data.batches.at(self.step).positions)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the job has `stability`, by which each step is judged before its update."""
+        return self._guard is not None
 
     @property
     def loss(self) -> float:
@@ -258,7 +274,7 @@ class Training:
         if least != most:
             raise UserError(otherwise.format(least, most))
 
-    def _begin(self, length: int, *, by_epoch: bool, otherwise: str) -> MicroBatches:
+    def _begin(self, length: int, *, by_epoch: bool, otherwise: str) -> MicroBatches | NoBatches:
         """Resume, and agree on the start. `length` is in steps or epochs. A collective."""
         if self._batches is not None:
             raise UserError(SECOND_LOOP.format("epochs" if by_epoch else "steps"))
@@ -290,7 +306,7 @@ class Training:
         if self._data.batches.is_over(self.step):
             self.finish()
 
-    def _resume(self, identity: dict[str, Any]) -> MicroBatches:
+    def _resume(self, identity: dict[str, Any]) -> MicroBatches | NoBatches:
         self._state = replace(self._state, identity=identity, total_steps=self._data.batches.total_steps)
         self._state.history.begin(self._state.options())  # loading overwrites them
         seed, rank = self._data.order.seed, self._context.rank
@@ -310,7 +326,7 @@ class Training:
         self._reporter.milestone("loaded")  # last: a reader who sees it also sees the first step
         return self._data.load(first_step=self.step, device=self._context.device)
 
-    def _new_step(self, batches: MicroBatches) -> Step:
+    def _new_step(self, batches: MicroBatches | NoBatches) -> Step:
         return Step(
             self.step + 1,
             rank=self._context.rank,

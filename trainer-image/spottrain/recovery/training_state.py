@@ -84,7 +84,7 @@ class TrainingState:
     def room(self, saved: dict[str, Any]) -> dict[str, Any]:
         """A state to load a commit into: see `SavedState.room`."""
         room = {**self.models.room(saved), **room_for(self._parts(), saved)}
-        left = (key for key in saved if key not in room and not key.startswith(PREFIX) and holds_tensors(saved[key]))
+        left = (key for key in saved if key not in room and not key.startswith(PREFIX) and _is_trained(saved[key]))
         if (key := next(left, None)) is not None:
             raise CheckpointMismatch(
                 f"The checkpoint holds the model or optimizer {key!r}, which the script doesn't have. Give it back "
@@ -174,7 +174,7 @@ class TrainingState:
     def check(self, extra: dict[str, Any], step: int) -> None:
         """Raises CheckpointMismatch if the saved run had a different identity."""
         before = {**_IDENTITY_BEFORE, **extra["identity"]}
-        differing = [name for name, now in self.identity.items() if before.get(name) != now]
+        differing = [name for name, now in self.identity.items() if name in before and before[name] != now]
         if differing:
             saved, here = (
                 " and ".join(f"{name} {values.get(name)}" for name in differing) for values in (before, self.identity)
@@ -246,6 +246,11 @@ def what_fits(
     change = f"is without {', '.join(left_out)}, which a resume would start afresh" if left_out else None
     names = [name for name in extra["stateful"] if name not in parts]
     return without({**tensors, **optimizers}, parts), {**extra, "records": records, "stateful": names}, change
+
+
+def _is_trained(saved: Any) -> bool:
+    """Whether something in a commit is a model or an optimizer."""
+    return holds_tensors(saved) or (isinstance(saved, dict) and "groups" in saved)
 
 
 def _fitting(optimizer: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,214 @@
+"""What a script attaches to its session: kinds of state, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+
+import spottrain
+from spottrain.checkpoint.format import codec
+from spottrain.world.failures import UserError
+from spottrain_api.settings.choices import StabilityAction
+from spottrain_api.settings.stability import StabilityConfig
+
+pytestmark = pytest.mark.usefixtures("world_of_its_own")
+
+Attached = dict[str, Any]
+
+
+def everything() -> Attached:
+    """One of each kind of state that scripts have."""
+    model, other = nn.Linear(3, 1), nn.Linear(3, 2)
+    first = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    second = torch.optim.Adam(other.parameters(), lr=0.1)
+    return {
+        "model": model,
+        "other": other,
+        "optimizer": first,
+        "second": second,
+        "schedule": StepLR(second, 1, 0.5),
+        "plateau": ReduceLROnPlateau(first, factor=0.5, patience=0),
+        "factor": torch.zeros(2),
+        "array": np.zeros(3),
+        "losses": [],
+        "counts": {"seen": 0},
+        "scaler": torch.amp.GradScaler("cpu", init_scale=4.0),
+    }
+
+
+def train(folder: Path, total: int) -> Attached:
+    """Each step changes everything."""
+    torch.manual_seed(1)
+    parts = everything()
+    with spottrain.session(global_batch=4, checkpoint_uri=f"file://{folder}") as session:
+        run = session.attach(total=total, **parts)
+        while run.step < run.total:
+            inputs = torch.full((3,), 1.0 + run.step)
+            loss = parts["model"](inputs).square().sum() + parts["other"](inputs).square().sum()
+            for each in (parts["optimizer"], parts["second"]):
+                each.zero_grad()
+            loss.backward()
+            for each in (parts["optimizer"], parts["second"], parts["schedule"]):
+                each.step()
+            parts["plateau"].step(float(run.step))
+            parts["factor"] += torch.rand(2)
+            parts["array"][1] += run.step
+            parts["losses"].append(loss.item())
+            parts["counts"]["seen"] += 1
+            parts["scaler"].scale(loss)  # without which it has no scale
+            parts["scaler"].update(8.0 + run.step)
+            run.boundary(loss)
+    return parts
+
+
+def state_of(value: Any) -> Any:
+    return value.state_dict() if hasattr(value, "state_dict") else value
+
+
+def test_everything_that_is_attached_resumes(tmp_path: Path) -> None:
+    undisturbed = train(tmp_path / "once", 4)
+    train(tmp_path / "twice", 2)
+    resumed = train(tmp_path / "twice", 4)
+    for name, value in undisturbed.items():
+        assert codec.encode(state_of(resumed[name])) == codec.encode(state_of(value)), name
+
+
+def test_a_commit_of_prepare_resumes_in_a_loop_of_the_scripts_own_and_back(tmp_path: Path) -> None:
+    def prepared(total: int) -> torch.Tensor:
+        with spottrain.session(global_batch=4, micro_batch=4, checkpoint_uri=f"file://{tmp_path}") as session:
+            training = session.prepare(
+                nn.Linear(3, 1),
+                optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=0.1),
+                dataset=[torch.ones(3)] * 4,
+            )
+            for step in training.steps(total=total):
+                for batch in step.micro_batches():
+                    step.backward(training.model(batch).square().mean())
+                step.update()
+            weight: torch.Tensor = training.full_state_dict()["weight"]
+            return weight
+
+    def attached(total: int) -> torch.Tensor:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        with spottrain.session(global_batch=4, checkpoint_uri=f"file://{tmp_path}") as session:
+            run = session.attach(total=total, model=model, optimizer=optimizer)
+            while run.step < total:
+                optimizer.zero_grad()
+                model(torch.ones(4, 3)).square().mean().backward()
+                optimizer.step()
+                run.boundary()
+        return model.weight.detach()
+
+    torch.testing.assert_close(attached(1), prepared(1))  # the second has nothing left to do
+    torch.testing.assert_close(prepared(3), attached(3))
+
+
+def linear() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(3, 1)
+    return model, torch.optim.Adam(model.parameters())
+
+
+def spread_inside() -> Attached:
+    inner = nn.Linear(1, 1)
+    outer = nn.Module()
+    outer.module = nn.parallel.DistributedDataParallel(inner)
+    return {"average": outer}
+
+
+def twice() -> Attached:
+    model, optimizer = linear()
+    return {"model": model, "optimizer": optimizer, "student": model}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        pytest.param(lambda: {"epoch": 3}, "epoch is a int, which a resume can't change in place", id="number"),
+        pytest.param(lambda: {"data": iter([])}, "data (list_iterator) has no state_dict", id="stateless"),
+        pytest.param(twice, "model and student are the same object; attach it once", id="twice"),
+        pytest.param(
+            lambda: {"optimizer": linear()[1]},
+            "the optimizer optimizer trains 2 parameters of nothing that is attached, the first of shape [1, 3]",
+            id="optimizer alone",
+        ),
+        pytest.param(lambda: {"stability": []}, "the name stability is taken", id="name"),
+        pytest.param(lambda: {"seen": {"ids": {1, 2}}}, "'stateful.seen.values.ids' is a builtins.set", id="set"),
+        pytest.param(spread_inside, "average holds a DistributedDataParallel at 'module'", id="spread inside"),
+    ],
+)
+def test_what_no_commit_could_hold_is_refused(
+    make: Callable[[], Attached], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="1"), spottrain.session() as session:
+        session.attach(total=1, **make())
+    assert said in capsys.readouterr().err
+
+
+def step_alone(folder: Path, total: int, **parts: Any) -> None:
+    with spottrain.session(checkpoint_uri=f"file://{folder}") as session:
+        run = session.attach(total=total, **parts)
+        while run.step < run.total:
+            run.boundary()
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("model", "optimizer", "critic"), "has no 'critic'"),
+        (("model",), "holds the model or optimizer 'optimizer', which the script doesn't have"),
+    ],
+)
+def test_what_the_commit_lacks_or_the_script_is_refused_by_its_name(
+    names: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, optimizer = linear()
+    parts = {"model": model, "optimizer": optimizer, "critic": nn.Linear(1, 1)}
+    step_alone(tmp_path, 1, model=model, optimizer=optimizer)
+    with pytest.raises(SystemExit, match="1"):
+        step_alone(tmp_path, 2, **{name: parts[name] for name in names})
+    assert said in capsys.readouterr().err
+
+
+def test_a_boundary_after_the_last_step_is_refused() -> None:
+    with spottrain.session() as session:
+        run = session.attach(total=1, counts=[])
+        run.boundary()
+        with pytest.raises(UserError, match=r"run\.boundary was called after step 1, the last one"):
+            run.boundary()
+
+
+def test_bad_steps_are_skipped_if_the_script_asks() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    before = model.weight.detach().clone()
+    with spottrain.session(stability=StabilityConfig(non_finite=StabilityAction.SKIP)) as session:
+        run = session.attach(total=2, model=model, optimizer=optimizer)
+        asked = []
+        for factor in (float("nan"), 1.0):
+            loss = model(torch.ones(3)).sum() * factor
+            optimizer.zero_grad()
+            loss.backward()
+            asked.append(run.may_update(loss))
+            if asked[-1]:
+                optimizer.step()
+            else:
+                torch.testing.assert_close(model.weight.detach(), before)
+            run.boundary()
+    assert asked == [False, True]
+
+
+def test_a_script_that_does_not_ask_is_refused_under_stability() -> None:
+    model, optimizer = linear()
+    stability = StabilityConfig(non_finite=StabilityAction.SKIP)
+    with spottrain.session(stability=stability) as session:
+        run = session.attach(total=2, model=model, optimizer=optimizer)
+        with pytest.raises(UserError, match=r"only `if run\.may_update\(loss\)`"):
+            run.boundary()

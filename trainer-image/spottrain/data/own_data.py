@@ -1,0 +1,67 @@
+"""Data of the script's own, or none: the library knows the steps, and how ranks may share a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from spottrain.data.batch import BatchPlan, FetchedBatch
+from spottrain.data.batches import Batches
+from spottrain.data.order import Permutation
+
+
+class NoBatches:
+    """Stands where the micro-batches of a rank do."""
+
+    def __iter__(self) -> NoBatches:
+        return self
+
+    def __next__(self) -> FetchedBatch:
+        raise StopIteration
+
+    def pop_wait(self) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OwnData:
+    """What a loop asks of `RankData`, for a script that reads its data itself.
+
+    Attributes:
+        plan: How ranks share a batch, for scripts that share theirs so.
+        order: Stands for the script's, which nobody knows.
+        batches: The steps of the loop, once it has begun.
+    """
+
+    plan: BatchPlan
+    order: Permutation
+    batches: Batches = field(init=False)
+
+    @classmethod
+    def of(cls, plan: BatchPlan, *, seed: int) -> OwnData:
+        return cls(plan=plan, order=Permutation(num_samples=plan.global_batch, seed=seed, shuffle=False))
+
+    def __post_init__(self) -> None:
+        self.batches = Batches(self.order, self.plan.global_batch)
+
+    def begin(self, length: int, *, by_epoch: bool) -> dict[str, Any]:
+        """Begin a loop of so many steps. Returns what must not differ between this run and the one that saved."""
+        self.batches = Batches(self.order, self.plan.global_batch, by_epoch=by_epoch, length=length)
+        return {"seed": self.order.seed}
+
+    def tokens(self, step: int) -> int | None:
+        return None
+
+    def steps_schedule(self, step: int) -> bool:
+        return False
+
+    def load(self, *, first_step: int, device: torch.device) -> NoBatches:
+        return NoBatches()
+
+    def record(self, step: int) -> None:
+        """Nobody knows which samples the script has used."""

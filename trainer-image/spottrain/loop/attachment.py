@@ -1,0 +1,144 @@
+"""What a script attaches to its session, by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from spottrain.checkpoint.errors import UnsupportedState
+from spottrain.engines.optimizer_state import state_dict_of
+from spottrain.engines.structure import check_same_model, first_difference
+from spottrain.loop.acceptance import check_stateful
+from spottrain.recovery.script_parts import Stateful
+from spottrain.recovery.training_state import STABILITY
+from spottrain.world.failures import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What is attached, by name.
+
+    Attributes:
+        models: Modules, as they were spread.
+        optimizers: Their optimizers.
+        schedulers: Schedules of learning rates, which the script steps.
+        tensors: Tensors of no model.
+        parts: Everything else with a state.
+    """
+
+    models: dict[str, nn.Module] = field(default_factory=dict)
+    optimizers: dict[str, Optimizer] = field(default_factory=dict)
+    schedulers: dict[str, LRScheduler] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    parts: dict[str, Stateful] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, attached: Mapping[str, Any]) -> Attachment:
+        """Sort what is attached by kind. A collective. Raises UserError for what no commit can hold."""
+        made = cls()
+        for name, value in attached.items():
+            made._add(name, value)
+        _check_names(attached)
+        made._check_optimizers()
+        check_stateful(made.parts)
+        _check_same_on_all_ranks(attached)
+        for model in made.models.values():
+            check_same_model(model)
+        return made
+
+    def _add(self, name: str, value: Any) -> None:
+        if isinstance(value, nn.Module):
+            self.models[name] = _checked_model(name, getattr(value, "_orig_mod", value))  # torch.compile wraps it
+        elif isinstance(value, Optimizer):
+            self.optimizers[name] = value
+        elif isinstance(value, LRScheduler):
+            self.schedulers[name] = value
+        elif isinstance(value, torch.Tensor):
+            self.tensors[name] = value
+        elif isinstance(value, dict | list | np.ndarray):
+            self.parts[name] = _Values(value)
+        else:
+            self.parts[name] = _stateful(name, value)
+
+    def _check_optimizers(self) -> None:
+        own: set[torch.Tensor] = {parameter for model in self.models.values() for parameter in model.parameters()}
+        own |= set(self.tensors.values())
+        for name, optimizer in self.optimizers.items():
+            try:
+                state_dict_of(optimizer)
+            except UnsupportedState as error:
+                raise UserError(str(error)) from error
+            foreign = [each for group in optimizer.param_groups for each in group["params"] if each not in own]
+            if foreign:
+                raise UserError(
+                    f"the optimizer {name} trains {len(foreign)} parameters of nothing that is attached, the first "
+                    f"of shape {list(foreign[0].shape)}; attach their model or tensor, too, as it was spread"
+                )
+
+
+def _checked_model(name: str, model: nn.Module) -> nn.Module:
+    inner = (where for where, each in model.named_modules() if where and isinstance(each, DistributedDataParallel))
+    if (where := next(inner, None)) is not None:
+        raise UserError(
+            f"{name} holds a DistributedDataParallel at {where!r}, and a single rank has none there; make it of the "
+            "model inside, as in AveragedModel(model.module)"
+        )
+    return model
+
+
+class _Values:
+    """Implements Stateful for a dict, a list or an array of the script's, which is changed in place."""
+
+    def __init__(self, values: dict[Any, Any] | list[Any] | np.ndarray[Any, Any]) -> None:
+        self._values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self._values}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        saved = state_dict["values"]
+        if isinstance(self._values, dict):
+            self._values.clear()
+            self._values.update(saved)
+        else:
+            self._values[:] = saved
+
+
+def _stateful(name: str, value: Any) -> Stateful:
+    if isinstance(value, bool | int | float | str | bytes | tuple | None):
+        raise UserError(
+            f"{name} is a {type(value).__name__}, which a resume can't change in place; attach a dict or a list that "
+            "holds it, or an object with state_dict and load_state_dict"
+        )
+    if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+        raise UserError(
+            f"{name} ({type(value).__name__}) has no state_dict and load_state_dict, which save and restore it; "
+            "write a small class with both around the values"
+        )
+    return value  # type: ignore[no-any-return]
+
+
+def _check_names(attached: Mapping[str, Any]) -> None:
+    if STABILITY in attached:
+        raise UserError(f"the name {STABILITY} is taken by the job's stability; attach it under another one")
+    first: dict[int, str] = {}
+    for name, value in attached.items():
+        if (before := first.setdefault(id(value), name)) != name:
+            raise UserError(f"{before} and {name} are the same object; attach it once")
+
+
+def _check_same_on_all_ranks(attached: Mapping[str, Any]) -> None:
+    own = [f"{name} ({type(value).__name__})" for name, value in attached.items()]
+    if dist.get_world_size() > 1 and (difference := first_difference(own, None)) is not None:
+        raise UserError(
+            f"the ranks attach different things: {difference}; attach the same on all ranks, in the same order"
+        )
