@@ -308,7 +308,6 @@ class Training:
 
     def _resume(self, identity: dict[str, Any]) -> MicroBatches | NoBatches:
         self._state = replace(self._state, identity=identity, total_steps=self._data.batches.total_steps)
-        self._state.history.begin(self._state.options())  # loading overwrites them
         seed, rank = self._data.order.seed, self._context.rank
         random_state.seed_everything(seed, rank=rank)
         try:

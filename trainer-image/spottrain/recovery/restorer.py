@@ -59,6 +59,7 @@ class StateRestorer:
         """
         if self.checkpointer is None:
             return 0
+        state.history.begin(state.options())  # loading overwrites them
         self.reports.intervals()
         self._report_rebuilt_head(self.checkpointer)
         if (step := self._resume_from_replicas(self.checkpointer, state, seed=seed, rank=rank)) is not None:
