@@ -43,6 +43,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Tests that need a GPU run only if there is one, and those that need podman only with `--containers`.
     """
+    if with_addresses := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"Processes of xdist name these tests differently; give them ids: {with_addresses}")
     if not Path("/dev/nvidiactl").exists():
         _leave_out("gpu", config, items)
     if not config.getoption("--containers"):

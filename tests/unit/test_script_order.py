@@ -152,7 +152,6 @@ def test_samplers_of_torch_draw_the_same_for_an_epoch_whenever_they_are_asked(sa
         (None, "order(0) is a NoneType, which is no sequence of indices"),
         ({"train": 1}, "order(0) is a dict"),
     ],
-    ids=str,
 )
 def test_what_is_no_order_is_refused_with_its_place(made: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
@@ -263,7 +262,6 @@ def test_loops_that_leave_steps_out_are_refused(tmp_path: Path, capsys: pytest.C
         ({"scheduled_by": "year"}, "scheduler_interval is 'year'"),
         ({"stateful": {"order": object()}}, "stateful: the name order is taken by the order of the samples"),
     ],
-    ids=str,
 )
 def test_orders_and_intervals_that_do_not_fit_are_refused(
     how: dict[str, Any], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
