@@ -10,14 +10,14 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import count, islice
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -168,6 +168,12 @@ def test_by_default_a_worker_fetches_what_takes_its_time_and_no_worker_what_does
     assert all(batch["pid"][0] == os.getpid() for batch in batches_of(Draws(), seconds=1e-4))
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch waits 5 s for a worker before it kills it."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
+
+
 class OnlyHere(Draws):
     """Can't be read by another process, as a client with threads of its own."""
 
@@ -180,6 +186,7 @@ class OnlyHere(Draws):
         return super().__getitem__(index)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_by_default_data_that_a_worker_cannot_read_are_read_by_the_rank() -> None:
     found, wanted = batches_of(OnlyHere(), seconds=1.0), batches_of(Draws(), num_workers=0)
     assert [batch["index"].tolist() for batch in found] == [batch["index"].tolist() for batch in wanted]
@@ -187,6 +194,7 @@ def test_by_default_data_that_a_worker_cannot_read_are_read_by_the_rank() -> Non
         batches_of(OnlyHere(), num_workers=1)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_by_default_batches_that_cannot_be_handed_over_are_made_by_the_rank(caplog: pytest.LogCaptureFixture) -> None:
     """A worker says so to nobody, so that it would be waited for."""
 
@@ -206,6 +214,7 @@ class HangsElsewhere(OnlyHere):
         return super().__getitem__(index)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_by_default_data_that_hang_in_a_worker_are_read_by_the_rank() -> None:
     found = batches_of(HangsElsewhere(), seconds=1.0, loader={"timeout": 0.2})
     assert [batch["pid"][0] for batch in found] == [os.getpid()] * len(found)
@@ -305,38 +314,57 @@ def test_an_error_of_the_data_set_is_reported_as_its_own(num_workers: int) -> No
     assert re.fullmatch(rf"KeyError: 'dog' \({re.escape(__file__)}, line \d+{where}\)", failure.message)
 
 
-def test_a_worker_that_is_killed_is_reported_in_a_sentence(tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_is_reported_in_a_sentence() -> None:
     """In a process of its own: torch raises the error wherever it is."""
-    script = tmp_path / "rank.py"
-    script.write_text(RANK_WITH_A_WORKER + THAT_IS_KILLED)
-    said = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.strip()
+    with forked(RANK_WITH_A_WORKER + THAT_IS_KILLED) as (_, output):
+        said = output.read().strip()
     assert said.startswith("DataLoader worker")
     assert said.endswith(LOST_WORKER)
 
 
-def test_workers_end_with_their_rank_also_if_that_is_killed(tmp_path: Path) -> None:
+def test_workers_end_with_their_rank_also_if_that_is_killed() -> None:
     """Though one is in the middle of a long item."""
-    script = tmp_path / "rank.py"
-    script.write_text(RANK_WITH_A_WORKER + WITH_LONG_ITEMS)
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as rank:
-        assert rank.stdout is not None
-        worker = int(rank.stdout.readline())
+    with forked(RANK_WITH_A_WORKER + WITH_LONG_ITEMS) as (rank, output):
+        worker = int(output.readline())
         rank.kill()
-    wait_for(lambda: not is_running(worker), "the worker ends")
+        wait_for(lambda: not is_running(worker), "the worker ends")
 
 
-def test_workers_go_on_if_torchrun_asks_their_rank_to_stop(tmp_path: Path) -> None:
+def test_workers_go_on_if_torchrun_asks_their_rank_to_stop() -> None:
     """It sends SIGTERM to the rank's process group, and the rank drains."""
-    script = tmp_path / "rank.py"
-    script.write_text(RANK_WITH_A_WORKER + THAT_DRAINS)
-    with subprocess.Popen(
-        [sys.executable, script], stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as rank:
-        assert rank.stdout is not None
-        assert rank.stdout.readline() == "trains\n"
+    with forked(RANK_WITH_A_WORKER + THAT_DRAINS) as (rank, output):
+        assert output.readline() == "trains\n"
+        assert rank.pid is not None
         os.killpg(rank.pid, signal.SIGTERM)
-        assert rank.stdout.read() == "1 1 1 1 1\n"
-    assert rank.returncode == 0
+        assert output.read() == "1 1 1 1 1\n"
+        rank.join()
+    assert rank.exitcode == 0
+
+
+@contextmanager
+def forked(program: str) -> Iterator[tuple[ForkProcess, IO[str]]]:
+    """A Python program in a fork of this process, which has imported torch, with a group of its own; and its output.
+
+    It has ended after the block.
+    """
+    reader, writer = os.pipe()
+
+    def run() -> None:
+        os.setsid()
+        os.close(reader)
+        sys.stdout = open(writer, "w")  # noqa: SIM115
+        exec(program, {"__name__": "__main__"})
+        sys.stdout.flush()
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    os.close(writer)
+    try:
+        with open(reader) as output:
+            yield process, output
+    finally:
+        process.kill()
+        process.join()
 
 
 def is_running(pid: int) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -110,7 +109,9 @@ def test_python_in_the_docs_parses(snippet: Snippet) -> None:
     ast.parse(snippet.text)
 
 
-def test_the_comparison_of_a_resized_run_reads_its_audit_files(tmp_path: Path) -> None:
+def test_the_comparison_of_a_resized_run_reads_its_audit_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     [snippet] = [each for each in snippets("python") if "read_audit" in each.text]
     order, header = (
         Permutation(num_samples=6, seed=1),
@@ -126,10 +127,10 @@ def test_the_comparison_of_a_resized_run_reads_its_audit_files(tmp_path: Path) -
             writer.write(AuditRecord(positions=tuple(positions), samples=samples, **made))
 
     def printed() -> list[str]:
-        command = [sys.executable, "-c", snippet.text, str(tmp_path)]
-        ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
-        return ended.stdout.splitlines()
+        exec(compile(snippet.text, "snippet.py", "exec"), {"__name__": "__main__"})
+        return capsys.readouterr().out.splitlines()
 
+    monkeypatch.setattr(sys, "argv", ["snippet.py", str(tmp_path)])
     step(1, generation=1, world=1)
     step(2, generation=2, world=2)
     assert printed() == ["2 steps at world sizes [1, 2], 0 redone", "All samples are those of an undisturbed run."]

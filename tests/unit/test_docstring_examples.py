@@ -11,7 +11,7 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,9 @@ FOLDERS = (
 )
 
 
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
 def run_examples(name: str) -> bool:
     """Whether there are examples, and all of them end as they say."""
     runner = doctest.DocTestRunner()
@@ -71,13 +74,22 @@ def test_every_example_runs() -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
+def definitions(statements: Iterable[ast.AST]) -> Iterator[Definition]:
+    """All classes and functions among these statements and in them. Expressions, which hold none, are left out."""
+    for statement in statements:
+        if isinstance(statement, Definition):
+            yield statement
+        for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+            yield from definitions(getattr(statement, part, ()))
+
+
 def first_lines(source: str) -> Iterator[tuple[str, str]]:
     """Name of each module, class and function with a docstring, and its first line."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                yield getattr(node, "name", "module"), text.splitlines()[0]
+    module = ast.parse(source)
+    for node in (module, *definitions(module.body)):
+        text = ast.get_docstring(node)
+        if text:
+            yield getattr(node, "name", "module"), text.splitlines()[0]
 
 
 def test_the_first_line_of_every_docstring_is_short() -> None:
