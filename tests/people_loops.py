@@ -271,3 +271,114 @@ def q_learning(session: spottrain.Session | None, after_step: Callable[[], None]
 
 LOOPS["gan"] = Loop(train_gan, plain_gan, GAN_BATCH, GAN_BATCH)
 LOOPS["q learning"] = Loop(q_learning, lambda: q_learning(None, lambda: None), Q_BATCH, Q_BATCH)
+
+
+MESH_BATCH = 8
+
+
+class Mlp(nn.Module):
+    """Two layers, of which the first is split by its outputs and the second by its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(13)
+        self.up, self.down, self.norm = nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.norm(inputs + self.down(torch.tanh(self.up(inputs))))  # type: ignore[no-any-return]
+
+
+def train_on_mesh(session: spottrain.Session, after_step: Callable[[], None]) -> Mapping[str, Any]:
+    """FSDP2 over nodes, tensor parallelism inside, as torch's own tutorial has them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    num_nodes = session.world_size // 2
+    mesh = init_device_mesh("cpu", (num_nodes, 2), mesh_dim_names=("nodes", "inside"))
+    model = Mlp()
+    parallelize_module(model, mesh["inside"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["nodes"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    run = session.attach(total=TOTAL, model=model, optimizer=optimizer)
+    size, node = MESH_BATCH // num_nodes, session.rank // 2
+    data = samples()
+    while run.step < run.total:
+        first = run.step * MESH_BATCH + node * size
+        inputs, targets = zip(*(data[position % NUM_SAMPLES] for position in range(first, first + size)), strict=True)
+        loss = functional.mse_loss(model(torch.stack(inputs)), torch.stack(targets))
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        run.boundary(loss)
+        after_step()
+    return {
+        name: (value.full_tensor() if isinstance(value, DTensor) else value).clone()
+        for name, value in model.state_dict().items()
+    }
+
+
+def plain_mesh() -> Mapping[str, Any]:
+    model = Mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    for inputs, targets in batches(MESH_BATCH):
+        optimizer.zero_grad()
+        torch.autograd.backward(functional.mse_loss(model(inputs), targets))
+        optimizer.step()
+    return model.state_dict()
+
+
+class Policy(nn.Module):
+    """An actor and a critic over one body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(17)
+        self.body, self.actor, self.critic = nn.Linear(WIDTH, 8), nn.Linear(8, 2), nn.Linear(8, 1)
+
+    def forward(self, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.relu(self.body(seen))
+        return functional.log_softmax(self.actor(hidden), -1), self.critic(hidden).squeeze(-1)
+
+
+EPISODES = 8
+
+
+def actor_critic(session: spottrain.Session | None, after_step: Callable[[], None]) -> Mapping[str, Any]:
+    """Episodes of an environment instead of data, several updates a step, and two optimizers for one model."""
+    policy = Policy()
+    network = spread(session, policy) if session is not None else policy
+    matrices = [each for each in policy.parameters() if each.ndim == 2]
+    of_matrices = torch.optim.SGD(matrices, lr=0.05, momentum=0.9, nesterov=True)
+    of_others = torch.optim.AdamW([each for each in policy.parameters() if each.ndim != 2], lr=0.01)
+    rewards: dict[str, float] = {"running": 10.0}
+    run = None
+    if session is not None:
+        run = session.attach(
+            total=TOTAL, policy=network, of_matrices=of_matrices, of_others=of_others, rewards=rewards
+        )
+    for step in range(TOTAL) if run is None else iter(lambda: run.step, TOTAL):
+        draw = torch.Generator().manual_seed(step)
+        seen, chosen = torch.randn(EPISODES, WIDTH, generator=draw), torch.rand(EPISODES, generator=draw)
+        own = list(range(EPISODES)) if run is None else [position % EPISODES for position in run.share]
+        for _ in range(2):  # epochs of PPO over the same episodes
+            logs, values = network(seen[own])
+            actions = (chosen[own] > 0.5).long()
+            returns = seen[own, 0] * (1.0 - 2.0 * actions)
+            advantage = returns - values.detach()
+            loss = (-logs[range(len(own)), actions] * advantage).mean() + functional.mse_loss(values, returns)
+            for each in (of_matrices, of_others):
+                each.zero_grad()
+            torch.autograd.backward(loss if run is None else run.weigh(loss))
+            for each in (of_matrices, of_others):
+                each.step()
+        rewards["running"] = 0.95 * rewards["running"] + 0.05 * float(seen[:, 0].sum())
+        if run is not None:
+            run.boundary(run.weigh(loss))
+            after_step()
+    return {**plain_state(policy=network), "running": torch.tensor(rewards["running"])}
+
+
+LOOPS["mesh"] = Loop(train_on_mesh, plain_mesh, MESH_BATCH, MESH_BATCH)
+LOOPS["actor and critic"] = Loop(actor_critic, lambda: actor_critic(None, lambda: None), EPISODES, EPISODES)
