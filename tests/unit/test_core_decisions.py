@@ -56,6 +56,15 @@ def test_a_job_that_is_being_deleted_stops_and_holds_no_pods() -> None:
     assert (going.plan().status, going.plan().actions) == (going.observed.job.status, ())
 
 
+@pytest.mark.parametrize(
+    ("scene", "status"), [(training_job(), "True"), (waiting_job(), "False")], ids=["trains", "waits"]
+)
+def test_a_job_is_ready_while_it_trains(scene: Scene, status: str) -> None:
+    ready = scene.plan().status.condition("Ready")
+    assert ready is not None
+    assert ready.status == status
+
+
 @pytest.mark.parametrize("phase", [Phase.RECOVERING, Phase.SUCCEEDED])
 def test_a_job_that_is_being_deleted_and_has_no_pods_needs_no_further_decision(phase: Phase) -> None:
     scene = training_job(runPolicy={"ttlSecondsAfterFinished": 0}).job(deleting=True).decided()

@@ -319,7 +319,7 @@ def commit(generation: int, step: int) -> CommitRef:
         pytest.param({0: (held(4, 0, 2),), 2: (held(4, 2),)}, None, None, id="a-shard-is-lost"),
         pytest.param({0: (held(4, 0, world_size=2**62),)}, None, None, id="of-more-ranks-than-fit-in-memory"),
         pytest.param(
-            {0: (held(4, 0, 1, 2, 3), held(5, 0, 1, 3))}, None, (4, {0: (0, 1, 2)}), id="a-rank-beyond-the-last"
+            {0: (held(4, 0, 1, 2, 3, 5), held(5, 0, 1, 3))}, None, (4, {0: (0, 1, 2)}), id="a-rank-beyond-the-last"
         ),
         pytest.param(
             {0: (held(4, 0, 2), held(5, 0, 2)), 1: (held(4, 1, 0), held(5, 0))},
