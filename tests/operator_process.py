@@ -19,6 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 import yaml
+from benchmarks.operator_environment import operator_environment
 from benchmarks.ports import free_ports
 
 from cluster_fixtures import Kubectl, wait_for
@@ -57,18 +58,17 @@ class OperatorProcess:
         return base64.b64decode(secret["data"]["ca.crt"]).decode()
 
     def start(self, identity: str = "operator-0") -> None:
-        env = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")} | {
-            "KUBECONFIG": str(self.kubectl.kubeconfig),
-            "SPOTTRAIN_CONTROL_URL": self.url,
-            "SPOTTRAIN_CONTROL_HOST": "127.0.0.1",
-            "SPOTTRAIN_CONTROL_PORT": str(self.port),
-            "SPOTTRAIN_HEALTH_PORT": str(self.health_port),
-            "SPOTTRAIN_METRICS_PORT": str(self.metrics_port),
-            "POD_NAMESPACE": self.namespace,
-            # Operators of other tests lead other namespaces, and may have left their leases behind.
-            "SPOTTRAIN_WATCH_LABELS": f"{LABEL_OPERATOR}={self.namespace}",
-            "POD_NAME": identity,
-        }
+        env = {k: v for k, v in os.environ.items() if not k.startswith("KUBERNETES_")}
+        env |= operator_environment(
+            self.kubectl.kubeconfig,
+            self.namespace,
+            port=self.port,
+            health_port=self.health_port,
+            metrics_port=self.metrics_port,
+            identity=identity,
+        )
+        # Operators of other tests lead other namespaces, and may have left their leases behind.
+        env["SPOTTRAIN_WATCH_LABELS"] = f"{LABEL_OPERATOR}={self.namespace}"
         log = (self.folder / "operator.log").open("ab")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "spottrain_operator"], env=env, stdout=log, stderr=log, cwd=self.folder

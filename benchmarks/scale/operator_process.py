@@ -17,6 +17,7 @@ import psutil
 import spottrain_api
 import spottrain_operator
 import spottrain_runtime
+from benchmarks.operator_environment import operator_environment
 from benchmarks.ports import free_ports
 from benchmarks.scale.api_server import NAMESPACE
 from spottrain_api.contract.names import FILE_CONTROL_CA, FILE_CONTROL_URL, PATH_ASSIGNMENT
@@ -59,16 +60,11 @@ class OperatorProcess:
         self._client = client
         self.log_file = folder / "operator.log"
         self._env = {
-            "KUBECONFIG": str(kubeconfig),
-            "SPOTTRAIN_CONTROL_URL": self.url,
-            "SPOTTRAIN_CONTROL_HOST": "127.0.0.1",
-            "SPOTTRAIN_CONTROL_PORT": str(port),
-            "SPOTTRAIN_HEALTH_PORT": str(health_port),
-            "SPOTTRAIN_METRICS_PORT": str(metrics_port),
-            "POD_NAMESPACE": namespace,
+            **operator_environment(
+                kubeconfig, namespace, port=port, health_port=health_port, metrics_port=metrics_port
+            ),
             # Other operators may lead other namespaces.
             "SPOTTRAIN_WATCH_NAMESPACES": namespace,
-            "POD_NAME": "operator-0",
             "SPOTTRAIN_LOG_LEVEL": "WARNING",
             "PYTHONPATH": os.pathsep.join(SOURCES),
         }
