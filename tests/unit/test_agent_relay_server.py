@@ -130,6 +130,16 @@ async def test_what_can_wait_goes_with_the_relays_own_next_report(alone: Alone) 
         assert relay.filled(alone.own).peers == (last,)
 
 
+async def test_a_peer_is_there_between_two_polls_and_gone_if_it_does_not_ask_again(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "BETWEEN_POLLS_SECONDS", 0.05)
+    with alone.relay._polling("uid-2"):
+        assert alone.relay.present == {"uid-2"}
+    assert alone.relay.present == {"uid-2"}
+    await until(lambda: not alone.relay.present)
+
+
 async def test_a_batch_is_measured_in_bytes(alone: Alone) -> None:
     """The operator refuses one that is too large, and most letters have several."""
     report = AgentReport(
