@@ -380,5 +380,59 @@ def actor_critic(session: spottrain.Session | None, after_step: Callable[[], Non
     return {**plain_state(policy=network), "running": torch.tensor(rewards["running"])}
 
 
+COLUMNS, LENGTH = 6, 3
+
+
+class Recurrent(nn.Module):
+    """A recurrent network whose hidden state is carried from one step's text to the next's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(19)
+        self.cell, self.out = nn.RNN(WIDTH, 5), nn.Linear(5, WIDTH)
+
+    def forward(self, text: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found, hidden = self.cell(text, hidden)
+        return self.out(found), hidden
+
+
+def text_of(step: int) -> torch.Tensor:
+    return torch.randn(LENGTH + 1, COLUMNS, WIDTH, generator=torch.Generator().manual_seed(step))
+
+
+def redealt(every: list[dict[str, Any]], rank: int, world_size: int) -> dict[str, Any]:
+    """The hidden states of a rank's columns."""
+    columns = torch.cat([each["hidden"] for each in every], dim=1)
+    return {"hidden": columns[:, rank * COLUMNS // world_size : (rank + 1) * COLUMNS // world_size]}
+
+
+def train_recurrent(session: spottrain.Session | None, after_step: Callable[[], None]) -> Mapping[str, Any]:
+    """Carried states, of each rank's columns, and a rate that the script lowers in every step."""
+    model = Recurrent()
+    network = spread(session, model) if session is not None else model
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    run = None
+    size = COLUMNS if session is None else len(session.batch_plan.share(session.rank, range(COLUMNS)))
+    carried = {"hidden": torch.zeros(1, size, 5)}
+    if session is not None:
+        mine = spottrain.ByRank(carried, at_another_size=redealt)
+        run = session.attach(total=TOTAL, model=network, optimizer=optimizer, carried=mine)
+    for step in range(TOTAL) if run is None else iter(lambda: run.step, TOTAL):
+        own = list(range(COLUMNS)) if run is None else [position % COLUMNS for position in run.share]
+        text = text_of(step)[:, own]
+        found, hidden = network(text[:-1], carried["hidden"])
+        loss = functional.mse_loss(found, text[1:])
+        optimizer.zero_grad()
+        torch.autograd.backward(loss if run is None else run.weigh(loss))
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] *= 0.9
+        carried["hidden"] = hidden.detach()
+        if run is not None:
+            run.boundary(run.weigh(loss))
+            after_step()
+    return plain_state(model=network)
+
+
+LOOPS["carried state"] = Loop(train_recurrent, lambda: train_recurrent(None, lambda: None), COLUMNS, COLUMNS)
 LOOPS["mesh"] = Loop(train_on_mesh, plain_mesh, MESH_BATCH, MESH_BATCH)
 LOOPS["actor and critic"] = Loop(actor_critic, lambda: actor_critic(None, lambda: None), EPISODES, EPISODES)

@@ -235,7 +235,7 @@ class _State:
     def frozen(self) -> set[str]:
         return set()
 
-    extra = tensors
+    extra = rank_state = tensors
     alike = frozen
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 import spottrain
+from spottrain import ByRank
 from spottrain.checkpoint.format import codec
 from spottrain.world.failures import UserError
 from spottrain_api.settings.choices import StabilityAction
@@ -140,7 +141,7 @@ def twice() -> Attached:
             id="optimizer alone",
         ),
         pytest.param(lambda: {"stability": []}, "the name stability is taken", id="name"),
-        pytest.param(lambda: {"seen": {"ids": {1, 2}}}, "'stateful.seen.values.ids' is a builtins.set", id="set"),
+        pytest.param(lambda: {"seen": {"ids": {1, 2}}}, "'stateful.seen.ids' is a builtins.set", id="set"),
         pytest.param(spread_inside, "average holds a DistributedDataParallel at 'module'", id="spread inside"),
     ],
 )
@@ -212,3 +213,32 @@ def test_a_script_that_does_not_ask_is_refused_under_stability() -> None:
         run = session.attach(total=2, model=model, optimizer=optimizer)
         with pytest.raises(UserError, match=r"only `if run\.may_update\(loss\)`"):
             run.boundary()
+
+
+def lives(folder: Path, total: int, **how: Any) -> list[int]:
+    """What a rank of its own has counted, in a world that has one rank."""
+    own: list[int] = []
+    with spottrain.session(checkpoint_uri=f"file://{folder}") as session:
+        run = session.attach(total=total, own=ByRank(own, **how))
+        while run.step < run.total:
+            own.append(run.step)
+            run.boundary()
+    return own
+
+
+def test_state_of_each_rank_resumes(tmp_path: Path) -> None:
+    lives(tmp_path, 2)
+    assert lives(tmp_path, 3) == [0, 1, 2]
+
+
+def test_state_of_each_rank_is_refused_at_once_if_the_job_may_change_its_size() -> None:
+    with spottrain.session() as session:
+        session.config = session.config.model_copy(update={"max_world_size": 4})
+        with pytest.raises(UserError, match="own is each rank's own, and the job may run with 1 to 4 ranks"):
+            session.attach(total=1, own=ByRank([]))
+
+
+def test_large_state_of_each_rank_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="1"), spottrain.session() as session:
+        session.attach(total=1, own=ByRank({"hidden": torch.zeros(1 << 19)}))
+    assert "The tensor at 'own.hidden' is one too many" in capsys.readouterr().err

@@ -31,6 +31,7 @@ WITH_EXAMPLES: dict[str, Any] = {
     "warmup_stable_decay": schedules.warmup_stable_decay,
     "BatchPlan": BatchPlan,
     "ForeignLoop": ForeignLoop,
+    "ByRank": spottrain.ByRank,
     "Run": spottrain.Run,
     "Stateful": Stateful,
 }

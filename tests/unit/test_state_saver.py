@@ -24,7 +24,8 @@ from spottrain.recovery.schedule import CheckpointSchedule
 from spottrain.world.progress import ProgressReporter
 from spottrain_api.contract.reports import FailureReason
 
-STATE = cast(Any, SimpleNamespace(tensors=lambda: {"w": torch.ones(3)}, frozen=set, extra=dict, alike=tuple))
+NOTHING_ELSE = {"extra": dict, "alike": tuple, "rank_state": dict}
+STATE = cast(Any, SimpleNamespace(tensors=lambda: {"w": torch.ones(3)}, frozen=set, **NOTHING_ELSE))
 
 
 class HangingStorage(MemoryStorage):
@@ -119,7 +120,7 @@ def test_what_a_save_of_frozen_weights_took_is_no_forecast_of_the_next(storage: 
     The commit of the large model took long, and is no forecast.
     """
     tensors = {"base": torch.ones(1000), "adapter": torch.ones(3)}
-    lora = cast(Any, SimpleNamespace(tensors=lambda: tensors, frozen=lambda: {"base"}, extra=dict, alike=tuple))
+    lora = cast(Any, SimpleNamespace(tensors=lambda: tensors, frozen=lambda: {"base"}, **NOTHING_ELSE))
     saver = saver_to(storage, slow_seconds=3600.0)
     forecasts = []
     for step in (10, 20):
@@ -165,8 +166,9 @@ def test_a_replica_is_without_what_it_cannot_hold(storage: HangingStorage) -> No
         "stateful.good": {"n": 1},
         "stateful.bad": {"n": object()},
     }
-    extra = {"stateful": ["good", "bad"], "records": {"times": {"n": 1}, "names": {"n": object()}}}
-    state = cast(Any, SimpleNamespace(tensors=lambda: tensors, extra=lambda: extra))
+    records = {"times": {"n": 1}, "names": {"n": object()}}
+    extra = {"optimizers": ["optimizer"], "stateful": ["good", "bad"], "records": records}
+    state = cast(Any, SimpleNamespace(tensors=lambda: tensors, extra=lambda: extra, rank_state=dict))
     saver, sent = saver_to(storage, slow_seconds=0.0), Sent()
     saver.replicas = cast(Any, sent)
     saver.replicate(state, 3)

@@ -10,7 +10,18 @@ from spottrain.loop.run import Run
 from spottrain.loop.session import Session
 from spottrain.loop.step import Step
 from spottrain.loop.training import Training
+from spottrain.recovery.by_rank import ByRank
 from spottrain_api.settings.choices import StabilityAction
 from spottrain_api.settings.stability import LossSpikeConfig, StabilityConfig
 
-__all__ = ["LossSpikeConfig", "Run", "Session", "StabilityAction", "StabilityConfig", "Step", "Training", "session"]
+__all__ = [
+    "ByRank",
+    "LossSpikeConfig",
+    "Run",
+    "Session",
+    "StabilityAction",
+    "StabilityConfig",
+    "Step",
+    "Training",
+    "session",
+]

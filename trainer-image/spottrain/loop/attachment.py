@@ -15,9 +15,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain.checkpoint.errors import UnsupportedState
+from spottrain.checkpoint.format import codec
 from spottrain.engines.optimizer_state import state_dict_of
 from spottrain.engines.structure import check_same_model, first_difference
 from spottrain.loop.acceptance import check_stateful
+from spottrain.recovery.by_rank import ByRank, RankPart, rank_states_of
 from spottrain.recovery.script_parts import Stateful
 from spottrain.recovery.training_state import STABILITY
 from spottrain.world.failures import UserError
@@ -32,7 +34,8 @@ class Attachment:
         optimizers: Their optimizers.
         schedulers: Schedules of learning rates, which the script steps.
         tensors: Tensors of no model.
-        parts: Everything else with a state.
+        parts: Everything else with a state that is the same on all ranks, or in shards.
+        by_rank: What is each rank's own.
     """
 
     models: dict[str, nn.Module] = field(default_factory=dict)
@@ -40,6 +43,7 @@ class Attachment:
     schedulers: dict[str, LRScheduler] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     parts: dict[str, Stateful] = field(default_factory=dict)
+    by_rank: dict[str, ByRank] = field(default_factory=dict)
 
     @classmethod
     def of(cls, attached: Mapping[str, Any]) -> Attachment:
@@ -64,10 +68,37 @@ class Attachment:
             self.schedulers[name] = value
         elif isinstance(value, torch.Tensor):
             self.tensors[name] = value
-        elif isinstance(value, dict | list | np.ndarray):
-            self.parts[name] = _Values(value)
+        elif isinstance(value, ByRank):
+            self.by_rank[name] = value
         else:
             self.parts[name] = _stateful(name, value)
+
+    def rank_parts(self, *, rank: int, world_size: int) -> dict[str, RankPart]:
+        """The parts of this rank's own. Raises UserError for what no commit could hold."""
+        made = {
+            name: RankPart(
+                part=_stateful(name, each.value),
+                rank=rank,
+                world_size=world_size,
+                at_another_size=each.at_another_size,
+            )
+            for name, each in self.by_rank.items()
+        }
+        try:
+            codec.encode(rank_states_of(made))
+        except UnsupportedState as error:
+            raise UserError(str(error)) from error
+        return made
+
+    def check_sizes(self, least: int, most: int) -> None:
+        """Refuse what no resume at another number of ranks could restore, if the job may have `least` to `most`."""
+        names = [name for name, each in self.by_rank.items() if each.at_another_size == "refuse"]
+        if names and least != most:
+            raise UserError(
+                f"{names[0]} is each rank's own, and the job may run with {least} to {most} ranks: no resume could "
+                "restore it at another number. Give nodes.min and nodes.max the same value, or say what becomes of "
+                'it: ByRank(..., at_another_size="drop"), or a function'
+            )
 
     def _check_optimizers(self) -> None:
         own: set[torch.Tensor] = {parameter for model in self.models.values() for parameter in model.parameters()}
@@ -102,18 +133,19 @@ class _Values:
         self._values = values
 
     def state_dict(self) -> dict[str, Any]:
-        return {"values": self._values}
+        return self._values if isinstance(self._values, dict) else {"values": self._values}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        saved = state_dict["values"]
         if isinstance(self._values, dict):
             self._values.clear()
-            self._values.update(saved)
+            self._values.update(state_dict)
         else:
-            self._values[:] = saved
+            self._values[:] = state_dict["values"]
 
 
 def _stateful(name: str, value: Any) -> Stateful:
+    if isinstance(value, dict | list | np.ndarray):
+        return _Values(value)
     if isinstance(value, bool | int | float | str | bytes | tuple | None):
         raise UserError(
             f"{name} is a {type(value).__name__}, which a resume can't change in place; attach a dict or a list that "

@@ -323,7 +323,8 @@ class Session:
                 `Run.boundary`.
             attached: Modules as they were spread (by DDP, FSDP2 or not at all), optimizers, schedules, tensors, lists
                 and dicts and arrays that are changed in place, and other objects with state_dict and load_state_dict,
-                by names of the script's choice. The state of each is the same on all ranks, or in shards (DTensors).
+                by names of the script's choice. The state of each is the same on all ranks, or in shards (DTensors),
+                or each rank's own in a `ByRank`.
 
         Returns:
             The run. Train until its `step` is `total`, and call its `boundary` once a step.
@@ -335,6 +336,7 @@ class Session:
 
         self._refuse_second()
         found = Attachment.of(attached)
+        found.check_sizes(*self._world_sizes())
         model = found.models.get(MODEL)
         plain = getattr(model, "module", model)
         training = self._train(
@@ -346,6 +348,7 @@ class Session:
             model_config=model_config(plain) if plain is not None else None,
             peft=peft_adapters(plain) if plain is not None and self.rank == 0 else None,
             stateful=found.parts,
+            by_rank=found.rank_parts(rank=self.rank, world_size=self.world_size),
         )
         return Run(training, total)
 
@@ -440,13 +443,15 @@ class Session:
         self._context.reporter.milestone("prepared")
         return self._training
 
+    def _world_sizes(self) -> tuple[int, int]:
+        """The smallest and the largest number of ranks that the job may have."""
+        return self.config.min_world_size or self.world_size, self.config.max_world_size or self.world_size
+
     def _say_sizes(self, plan: BatchPlan) -> None:
         """Say at the start of a run, on rank 0, how the size of a micro-batch depends on the number of ranks."""
         if self.rank != 0 or self._store.newest is not None or plan.multiple_of > 1:
             return
-        least, most = (
-            number or self.world_size for number in (self.config.min_world_size, self.config.max_world_size)
-        )
+        least, most = self._world_sizes()
         worlds = range(least, most + 1, self.local_world_size)
         sentence = sizes_that_differ(plan.global_batch, plan.micro_batch, worlds)
         if sentence is not None:

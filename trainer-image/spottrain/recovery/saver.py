@@ -16,7 +16,6 @@ from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.saving.save_handle import SaveHandle
-from spottrain.data import random_state
 from spottrain.recovery.interval import CheckpointCost
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.schedule import CheckpointSchedule
@@ -193,7 +192,7 @@ class StateSaver:
         if self.replicas is None:
             return
         started = time.monotonic()
-        send = partial(self.replicas.replicate, step=step, rank_state=random_state.capture(), started=started)
+        send = partial(self.replicas.replicate, step=step, rank_state=state.rank_state(), started=started)
         tensors, extra = state.tensors(), state.extra()
         try:
             send(tensors, extra=codec.encode(self._with_cost(extra)))
@@ -246,7 +245,7 @@ class StateSaver:
 
         The first update has shown that a commit can hold the state. What has become of it since is the script's.
         """
-        rest = {"frozen": state.frozen(), "rank_state": random_state.capture()}
+        rest = {"frozen": state.frozen(), "rank_state": state.rank_state()}
         tensors, extra = state.tensors(), state.extra()
         try:
             return save(tensors, extra=self._with_cost(extra), alike=state.alike(), **rest)

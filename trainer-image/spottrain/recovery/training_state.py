@@ -17,6 +17,7 @@ from spottrain.checkpoint.format.described import holds_tensors
 from spottrain.checkpoint.loading.loader import Loaded
 from spottrain.data import random_state
 from spottrain.engines.engine import SavedState
+from spottrain.recovery.by_rank import RankPart, dropped, load_rank_parts, rank_states_of
 from spottrain.recovery.option_history import OptionHistory, Options, options_of
 from spottrain.recovery.saved_schedule import SavedSchedule
 from spottrain.recovery.script_parts import (
@@ -61,6 +62,7 @@ class TrainingState:
         stateful: Further parts: rank 0's state is saved. A part that the checkpoint does not hold starts afresh.
         records: Names of the parts that only rank 0 has right, such as the times that a framework logs. Others are
             the same on all ranks.
+        by_rank: Parts of which each rank has a state of its own.
         history: What became of the optimizers' options.
     """
 
@@ -75,6 +77,7 @@ class TrainingState:
     total_steps: int | None = None
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
     records: frozenset[str] = frozenset()
+    by_rank: Mapping[str, RankPart] = field(default_factory=dict)
     history: OptionHistory = field(default_factory=OptionHistory)
 
     def tensors(self) -> dict[str, Any]:
@@ -143,10 +146,15 @@ class TrainingState:
             if name in self.records:
                 load_part(name, self.stateful[name], saved, loaded.step, advice="Use the framework's version before")
         self.history.resumed(self.options(), loaded.extra.get("options", {}))
+        load_rank_parts(self.by_rank, loaded)
         if loaded.rank_state is not None:
-            random_state.restore(loaded.rank_state)
+            random_state.restore(loaded.rank_state["random"])
         else:
             random_state.seed_everything(seed, step=loaded.step, rank=rank)
+
+    def rank_state(self) -> dict[str, Any]:
+        """Plain values of this rank's own: its random numbers, and its parts."""
+        return {"random": random_state.capture(), "parts": rank_states_of(self.by_rank)}
 
     def _schedules(self) -> dict[str, SavedSchedule]:
         return {name: SavedSchedule(each) for name, each in self.schedulers.items()}
@@ -210,6 +218,7 @@ class TrainingState:
                 f"The checkpoint at step {loaded.step} holds no state of {', '.join(sorted(new))} (stateful), which "
                 "starts afresh. If the script has only renamed it, set the name back."
             )
+        yield from dropped(self.by_rank, loaded)
         if loaded.replaced:
             first, *more = (name.removeprefix("model.") for name in loaded.replaced)
             which = f"{first} and {len(more)} more" if more else first

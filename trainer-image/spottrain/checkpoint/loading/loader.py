@@ -37,6 +37,7 @@ class Loaded:
     Attributes:
         state: The state that was made for the checkpoint, filled in.
         rank_state: What this rank saved. None at a different world size, because no rank is the same there.
+        rank_states: What each of the ranks that saved has saved, in order of rank, as it is encoded.
         replaced: Frozen weights for which the script brought other values than the checkpoint holds.
     """
 
@@ -44,6 +45,7 @@ class Loaded:
     state: dict[str, Any]
     extra: dict[str, Any]
     rank_state: dict[str, Any] | None
+    rank_states: tuple[codec.Json, ...] = ()
     replaced: tuple[str, ...] = ()
 
 
@@ -119,6 +121,7 @@ class Loader:
             state=state,
             extra=codec.decode(manifest.extra),
             rank_state=codec.decode(manifest.rank_states[self._rank]) if same_world else None,
+            rank_states=manifest.rank_states,
             replaced=tuple(sorted(replaced)),
         )
 
