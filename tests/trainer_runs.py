@@ -167,6 +167,7 @@ class Run:
             "step_loss": False,
             "epochs": None,
             "order": None,
+            "shards": None,
             "export_first": False,
             "uri": self.uri or f"file://{self.folder}/checkpoints",
             "endpoint_url": self.endpoint_url,

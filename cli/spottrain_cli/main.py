@@ -22,6 +22,7 @@ from rich.text import Text
 from spottrain_api.v1alpha1.status import FINISHED_PHASES, Phase
 from spottrain_cli.api_access import UserError, answers
 from spottrain_cli.checkpoints import checkpoints
+from spottrain_cli.data import data
 from spottrain_cli.job_view import JobReader, JobSnapshot, now, unseen_sentence
 from spottrain_cli.live_view import duration, job_view, loss_text, speed_text
 from spottrain_cli.logs import Follower, JobLogs
@@ -60,6 +61,7 @@ def main() -> None:
 
 main.add_command(local)
 main.add_command(checkpoints)
+main.add_command(data)
 main.add_command(plan)
 
 

@@ -9,12 +9,16 @@ import pytest
 import torch
 
 import script_orders
+from shard_corpus import corpus, write_corpus
 from spottrain.data.audit import read_audit
 from spottrain.data.batches import Batches
 from spottrain.data.order import DataOrder, Permutation
 from spottrain.data.script_order import ScriptOrder
+from spottrain.data.shards.formats import JsonLines
+from spottrain.data.shards.make_index import make_index
+from spottrain.data.shards.store import ShardPlace
 from spottrain_api.contract.reports import FailureReason
-from trainer_runs import Run, assert_drained, assert_succeeded
+from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 
 EPOCHS = 3
 GLOBAL_BATCH = 10
@@ -70,3 +74,52 @@ def test_an_order_that_differs_by_rank_ends_the_run_with_a_sentence_before_its_s
     assert head is not None
     assert head.newest is not None
     assert head.newest.step <= 5
+
+
+@pytest.mark.parametrize("epochs", [None, 3], ids=["steps", "epochs"])
+def test_shards_are_read_in_one_order_by_any_number_of_ranks_from_caches_that_hold_a_part(
+    epochs: int | None, tmp_path: Path, fork: Any
+) -> None:
+    uri = write_corpus(tmp_path / "corpus", script_orders.NUM_SAMPLES, width=8)
+    sizes = [path.stat().st_size for path in (tmp_path / "corpus").glob("*.jsonl")]
+    settings = {"shards": uri, "cache_bytes": 10 * max(sizes), "epochs": epochs, "step_loss": True}
+    steady = Run(tmp_path / "steady", fork, settings=settings)
+    steady.generate(1)
+    assert_succeeded(steady)
+
+    resized = Run(tmp_path / "resized", fork, settings=settings)
+    resized.generate(2, {1: {2: "drain"}})
+    assert_drained(resized)
+    resized.generate(3, {2: {7: "kill"}})
+    resized.generate(3, {0: {9: "drain"}})
+    assert_drained(resized)
+    resized.generate(1)
+    assert_succeeded(resized)
+
+    losses = resized.step_losses()
+    assert losses == pytest.approx({step: steady.step_losses()[step] for step in losses}, rel=1e-3)
+    data = corpus(uri, tmp_path / "cache", max(sizes))
+    audit = read_audit(resized.folder / "audit")
+    order = data.order(seed=5, shuffle=True, global_batch=GLOBAL_BATCH)
+    assert audit.problems(STEPS if epochs is None else 15, order=order) == []
+    assert {step.world for step in audit.steps} == {1, 2, 3}
+    for cache in resized.folder.glob("result.pt-cache-*"):
+        assert sum(path.stat().st_size for path in cache.rglob("*.shard")) <= 10 * max(sizes)
+
+
+def test_a_corpus_that_has_changed_since_the_commit_is_refused(tmp_path: Path, fork: Any) -> None:
+    uri = write_corpus(tmp_path / "corpus", script_orders.NUM_SAMPLES, width=8)
+    run = Run(tmp_path / "run", fork, settings={"shards": uri, "cache_bytes": 1 << 20})
+    run.generate(1, {0: {2: "drain"}})
+    assert_drained(run)
+    shard = tmp_path / "corpus" / "05.jsonl"
+    shard.write_text(shard.read_text().replace("0.1", "0.2"))
+    make_index(ShardPlace.of(uri), JsonLines())
+
+    run.generate(1)
+
+    [outcome] = run.outcomes
+    assert outcome is not None
+    assert outcome.failure is not None
+    assert outcome.failure.reason is FailureReason.CHECKPOINT_INCOMPATIBLE
+    assert "was made with order shards " in outcome.failure.message

@@ -21,6 +21,7 @@ from torch import nn  # noqa: E402
 import script_orders  # noqa: E402
 import spottrain  # noqa: E402
 from kill_point import KillPoint  # noqa: E402
+from shard_corpus import corpus  # noqa: E402
 from spottrain.checkpoint.format.attempt import Attempt  # noqa: E402
 from spottrain.checkpoint.format.head import read_head  # noqa: E402
 from spottrain.checkpoint.saving.writer import start_writer  # noqa: E402
@@ -157,7 +158,7 @@ class Seen:
 generator = torch.Generator().manual_seed(1)
 inputs = torch.randn(RANK_SETTINGS["num_samples"], RANK_SETTINGS["width"], generator=generator)
 targets = inputs.sum(dim=1)
-dataset = [(inputs[index], targets[index]) for index in range(len(inputs))]
+dataset: Any = [(inputs[index], targets[index]) for index in range(len(inputs))]
 slow_down_uploads(RANK_SETTINGS["upload_seconds"])
 obey_the_disk([Path(errno) for errno in RANK_SETTINGS["errnos"]])
 if 0 in RANK_SETTINGS["faults"]:
@@ -171,6 +172,9 @@ model = Model(RANK_SETTINGS["width"], RANK_SETTINGS["dropout"])
 model.blocks.requires_grad_(not RANK_SETTINGS["frozen"])
 seen = Seen()
 with spottrain.session() as session:
+    if RANK_SETTINGS["shards"]:
+        cache = Path(f"{RANK_SETTINGS['result']}-cache-{session.rank}")
+        dataset = corpus(RANK_SETTINGS["shards"], cache, RANK_SETTINGS["cache_bytes"])
     training = session.prepare(
         model,
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),

@@ -88,6 +88,8 @@ class MicroBatches(Iterator[FetchedBatch]):
 
     def __init__(self, fetched: Generator[FetchedBatch], device: torch.device, now: Callable[[], float]) -> None:
         self._fetched = fetched
+        self.on_close: Callable[[], None] = lambda: None
+        """Ends what else fetches."""
         self._device = device
         self._now = now
         self._waited = 0.0
@@ -106,6 +108,7 @@ class MicroBatches(Iterator[FetchedBatch]):
     def close(self) -> None:
         """End the workers."""
         self._fetched.close()
+        self.on_close()
 
 
 def load_batches(

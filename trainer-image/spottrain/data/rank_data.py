@@ -15,6 +15,9 @@ from spottrain.data.batches import Batches
 from spottrain.data.loader import Data, MicroBatches, load_batches
 from spottrain.data.order import DataOrder
 from spottrain.data.script_order import OrderPlace, ScriptOrder
+from spottrain.data.shards.dataset import Shards
+from spottrain.data.shards.fetch_ahead import FetchAhead, check_room
+from spottrain.data.shards.shard_order import ShardOrder
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,6 +31,7 @@ class RankData:
         rank: Number of this rank.
         generation: Number of the generation.
         attempt: Id of this start of the generation.
+        local_world_size: Ranks of this node.
         tokens_per_sample: For the reported throughput.
         schedule_interval: "step" or "epoch": after which of them the schedule of learning rates steps.
         open_audit: Opens the file in which the samples are recorded. None: they are not.
@@ -41,12 +45,14 @@ class RankData:
     rank: int
     generation: int
     attempt: str
+    local_world_size: int = 1
     tokens_per_sample: int | None = None
     schedule_interval: str = "step"
     open_audit: Callable[[AuditHeader], AuditWriter] | None = None
     place: OrderPlace | None = field(init=False)
     batches: Batches = field(init=False)
     _audit: AuditWriter | None = field(init=False, default=None)
+    _ahead: FetchAhead | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.batches = Batches(self.order, self.plan.global_batch)
@@ -94,12 +100,30 @@ class RankData:
 
     def load(self, *, first_step: int, device: torch.device) -> MicroBatches:
         """This rank's micro-batches from step `first_step` (counted from 0) on, up to the end of the run."""
-        return load_batches(self.data, self.batches, self.plan, rank=self.rank, first_step=first_step, device=device)
+        found = load_batches(self.data, self.batches, self.plan, rank=self.rank, first_step=first_step, device=device)
+        self._ahead = self._fetch_ahead(first_step)
+        if self._ahead is not None:
+            found.on_close = self._ahead.close
+        return found
+
+    def _fetch_ahead(self, first_step: int) -> FetchAhead | None:
+        """Let one rank of each node fetch shards ahead, for all of them. Raises ValueError for too small a cache."""
+        shards, first = self.data.dataset, self.rank - self.rank % self.local_world_size
+        if not isinstance(shards, Shards) or not isinstance(self.order, ShardOrder):
+            return None
+        batch, last = range(self.plan.global_batch), min(first + self.local_world_size, self.plan.world_size) - 1
+        share = range(self.plan.share(first, batch).start, self.plan.share(last, batch).stop)
+        check_room(shards, self.order, share)
+        if self.rank != first or self.batches.is_over(first_step):
+            return None
+        return FetchAhead(shards, self.batches, share, first_step)
 
     def record(self, step: int) -> None:
         """Record which samples this rank used for a completed step, counted from 1."""
         if self.place is not None:
             self.place.step = step
+        if self._ahead is not None:
+            self._ahead.at(step)
         if self._audit is None:
             return
         positions = self.plan.share(self.rank, self.batches.at(step - 1).positions)

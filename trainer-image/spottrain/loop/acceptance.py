@@ -24,6 +24,7 @@ from spottrain.checkpoint.format import codec
 from spottrain.data.loader import OPTIONS, Data
 from spottrain.data.order import DataOrder, Permutation
 from spottrain.data.script_order import OrderFunction, ScriptOrder
+from spottrain.data.shards.dataset import Shards
 from spottrain.engines.optimizer_state import state_dict_of
 from spottrain.recovery.saved_schedule import schedule_state
 from spottrain.recovery.script_parts import Stateful, states_of
@@ -96,6 +97,8 @@ def order_of(data: Data, seed: int, *, order: OrderFunction | None, largest_batc
     length = len(data.dataset)
     with as_user_errors():
         if order is None or length == 0:
+            if isinstance(data.dataset, Shards):
+                return data.dataset.order(seed=seed, shuffle=data.shuffle, global_batch=largest_batch)
             return Permutation(num_samples=length, seed=seed, shuffle=data.shuffle)
         if not data.shuffle:
             raise ValueError("order and shuffle=False were given, and each says how samples are ordered; pass one")

@@ -398,6 +398,7 @@ class Session:
             rank=self.rank,
             generation=self.config.generation,
             attempt=self.config.attempt_id,
+            local_world_size=self.local_world_size,
             tokens_per_sample=tokens_per_sample,
             schedule_interval=scheduler_interval,
             open_audit=self._open_audit if os.environ.get(ENV_AUDIT_DIR) else None,

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -283,12 +283,13 @@ class Training:
         with as_user_errors():
             identity = self._data.begin(length, by_epoch=by_epoch)
         self._batches = self._resume(identity)
-        decision = self._agreement.settle(self._ballot())
-        if decision.orders_differ:
-            raise UserError(ORDERS_DIFFER)
-        self._schedule.agreed_seconds = decision.save_seconds
-        if decision.drain:
-            self._drain()
+        with self._closing_on_error():
+            decision = self._agreement.settle(self._ballot())
+            if decision.orders_differ:
+                raise UserError(ORDERS_DIFFER)
+            self._schedule.agreed_seconds = decision.save_seconds
+            if decision.drain:
+                self._drain()
         return self._batches
 
     def _steps_to(self, stop: int) -> Iterator[Step]:
@@ -298,13 +299,24 @@ class Training:
             step = self._new_step(self._batches)
             self._under_way = step, time.monotonic()
             yield step
-            self._complete()
-            decision = self._agreement.read()
-            if not self._data.batches.is_over(self.step):
-                self._follow(decision)
-            self._agreement.start(self._ballot())
+            with self._closing_on_error():
+                self._complete()
+                decision = self._agreement.read()
+                if not self._data.batches.is_over(self.step):
+                    self._follow(decision)
+                self._agreement.start(self._ballot())
         if self._data.batches.is_over(self.step):
             self.finish()
+
+    @contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        """End what fetches data at a drain or an error: the loop over epochs stays suspended."""
+        assert self._batches is not None
+        try:
+            yield
+        except BaseException:
+            self._batches.close()
+            raise
 
     def _resume(self, identity: dict[str, Any]) -> MicroBatches | NoBatches:
         self._state = replace(self._state, identity=identity, total_steps=self._data.batches.total_steps)
@@ -323,7 +335,8 @@ class Training:
         length = self._data.batches.expected_steps(self.step)
         self._reporter.update(phase=TrainerPhase.TRAINING, step=self.step, start_step=self.step, total_steps=length)
         self._reporter.milestone("loaded")  # last: a reader who sees it also sees the first step
-        return self._data.load(first_step=self.step, device=self._context.device)
+        with as_user_errors():
+            return self._data.load(first_step=self.step, device=self._context.device)
 
     def _new_step(self, batches: MicroBatches | NoBatches) -> Step:
         return Step(

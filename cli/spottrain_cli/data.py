@@ -1,0 +1,112 @@
+"""`spottrain data`: make the index of a folder of shards, and check shards against it. No cluster is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from spottrain_runtime.wording import counted, printable
+
+if TYPE_CHECKING:
+    from spottrain.data.shards.formats import ShardFormat
+
+uri_argument = click.argument("uri")
+format_option = click.option(
+    "--format", "name", type=click.Choice(["tar", "jsonl", "tokens"]), required=True, help="Format of the shards."
+)
+context_option = click.option("--context", type=click.IntRange(min=1), help="Of tokens: inputs of a sample.")
+dtype_option = click.option(
+    "--dtype", default="uint16", show_default=True, help="Of tokens in raw files: their type."
+)
+endpoint_option = click.option(
+    "--endpoint-url", help="Address of an S3- or GCS-compatible server. Default: the cloud's own."
+)
+
+
+@click.group()
+def data() -> None:
+    """Index and verify the shards of a data set.
+
+    Shards are objects in one folder, such as s3://bucket/corpus/*.tar, gs://… or file:///folder/*.bin. Put the URI
+    into quotes, so that the shell leaves its * alone.
+    """
+
+
+@data.command("index")
+@uri_argument
+@format_option
+@context_option
+@dtype_option
+@endpoint_option
+def index(uri: str, name: str, context: int | None, dtype: str, endpoint_url: str | None) -> None:
+    """Read the shards at URI once, and write their index beside them."""
+    with _sentences():
+        from spottrain.data.shards.index import INDEX_KEY
+        from spottrain.data.shards.make_index import make_index
+        from spottrain.data.shards.store import ShardPlace
+
+        place, count = ShardPlace.of(uri, endpoint_url), 0
+
+        def show(shard: str) -> None:
+            nonlocal count
+            count += 1
+            if count % 100 == 0:
+                _say(f"{count} shards, up to {shard}", err=True)
+
+        made = make_index(place, _format_of(name, context, dtype), on_shard=show)
+    shards, samples = counted(len(made.names), "shard"), counted(made.num_samples, "sample")
+    _say(f"Wrote {place.folder}/{INDEX_KEY}: {shards}, {samples}, {int(made.sizes.sum())} bytes.")
+
+
+@data.command("verify")
+@uri_argument
+@format_option
+@context_option
+@dtype_option
+@endpoint_option
+def verify(uri: str, name: str, context: int | None, dtype: str, endpoint_url: str | None) -> None:
+    """Read the shards at URI, and say which are not as their index says. Exit code 1 if there are any."""
+    with _sentences():
+        from spottrain.data.shards import make_index
+        from spottrain.data.shards.store import ShardPlace
+
+        found = 0
+        for problem in make_index.verify(ShardPlace.of(uri, endpoint_url), _format_of(name, context, dtype)):
+            found += 1
+            _say(problem)
+    if found:
+        raise click.exceptions.Exit(1)
+    _say("All shards are as the index says.")
+
+
+def _format_of(name: str, context: int | None, dtype: str) -> ShardFormat:
+    from spottrain.data.shards.formats import Tokens, format_of
+
+    if name != "tokens":
+        return format_of(name)
+    if context is None:
+        raise click.UsageError("--format tokens needs --context: how many tokens a sample has as inputs.")
+    return Tokens(context=context, dtype=dtype)
+
+
+def _say(sentence: str, *, err: bool = False) -> None:
+    """Print a sentence. Names in it may come from the bucket."""
+    click.echo(printable(sentence), err=err)
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    try:
+        from spottrain.checkpoint.errors import CheckpointError
+
+        try:
+            yield
+        except (CheckpointError, ValueError) as error:
+            raise click.ClickException(printable(str(error))) from error
+    except ImportError as error:
+        raise click.ClickException(
+            f"Reading shards needs {error.name}, which isn't installed. Install spottrain with its extra 'trainer'."
+        ) from error

@@ -1,0 +1,248 @@
+"""A bounded folder of shards on a node, which its ranks and their workers share.
+
+A file there is a whole shard, verified: it is fetched under another name, and renamed. Whoever needs a shard that is
+not there fetches it, so that no process has to live for another one. If room is needed, shards go that the plan does
+not name, and then those that it names last: the plan is the order in which the node's ranks need shards, which is
+known. Locks are those of the kernel, which end with their process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from zlib_ng import zlib_ng
+
+from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound, StorageUnavailable
+from spottrain.checkpoint.stores.storage import ObjectReader
+from spottrain.data.shards.index import ShardIndex
+
+# How often a store that does not answer is asked again: about five minutes in all.
+PAUSES = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
+_PART_BYTES = 8 << 20
+_NUM_LOCKS = 64
+_WAIT_FOR_ROOM = 0.05
+_PLAN = "plan.json"
+
+
+class CacheUnusable(ValueError):
+    """A cache that can't hold the shards. The message is a sentence."""
+
+
+class ShardDamaged(CorruptCheckpoint):
+    """A shard that is not what the index says. The message is a sentence."""
+
+
+class ShardCache:
+    """The shards of an index on this node."""
+
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        index: ShardIndex,
+        open_store: Callable[[], ObjectReader],
+        *,
+        place: str,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Make the folder.
+
+        Args:
+            folder: On a local disk.
+            max_bytes: Largest size of all files there, also of those that are being fetched.
+            index: The shards.
+            open_store: Opens the store; called once in each process that fetches.
+            place: URI of the shards, for messages.
+            sleep: Waits so many seconds.
+
+        Raises:
+            CacheUnusable: The folder can't be written, or a shard is larger than the cache.
+        """
+        self._folder = folder / index.fingerprint
+        self.max_bytes = max_bytes
+        self._index = index
+        self._open_store = open_store
+        self._place = place
+        self._sleep = sleep
+        self._store: tuple[int, ObjectReader] | None = None  # with the process that has opened it
+        if (largest := int(index.sizes.max())) > max_bytes:
+            raise CacheUnusable(
+                f"the shard {index.names[int(index.sizes.argmax())]} has {largest} bytes, and the cache {folder} "
+                f"holds {max_bytes}; raise cache_bytes"
+            )
+        try:
+            (self._folder / "locks").mkdir(parents=True, exist_ok=True)
+            with self._locked("room"):
+                pass
+        except OSError as error:
+            raise CacheUnusable(
+                f"the cache {folder} can't be written: {error.strerror}; name a folder on a local disk to which the "
+                "trainer may write, with room for cache_bytes"
+            ) from error
+
+    @contextmanager
+    def opened(self, number: int) -> Iterator[BinaryIO]:
+        """A shard as a file, for a moment: an open file takes room, also if it is dropped meanwhile."""
+        while True:
+            try:
+                file = self._path(number).open("rb")
+            except FileNotFoundError:
+                self.fetch(number)
+                continue
+            with file:
+                yield file
+            return
+
+    def holds(self, number: int) -> bool:
+        return self._path(number).exists()
+
+    def fetch(self, number: int) -> None:
+        """Have a shard here.
+
+        Raises:
+            ShardDamaged: It is not what the index says.
+            CacheUnusable: The disk is full.
+            StorageError: It can't be read.
+        """
+        with self._locked(f"shard-{number % _NUM_LOCKS}"):
+            if self.holds(number):
+                return
+            with self._room_for(number) as unfinished:
+                try:
+                    self._read(number, unfinished)
+                    os.rename(unfinished, self._path(number))
+                except OSError as error:
+                    raise CacheUnusable(
+                        f"the cache {self._folder} can't be written: {error.strerror}; give its disk more room than "
+                        f"cache_bytes ({self.max_bytes})"
+                    ) from error
+                finally:
+                    unfinished.unlink(missing_ok=True)
+
+    def plan(self, upcoming: Sequence[int]) -> None:
+        """Say which shards are needed, in order of need."""
+        file = self._folder / f"{_PLAN}.{os.getpid()}"
+        file.write_text(json.dumps(list(upcoming)))
+        file.rename(self._folder / _PLAN)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number}.shard"
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        with (self._folder / "locks" / name).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def _room_for(self, number: int) -> Iterator[Path]:
+        """A file of the shard's size, which counts already. It is locked as long as its process lives."""
+        size, unfinished = int(self._index.sizes[number]), self._folder / f"{number}.{os.getpid()}.unfinished"
+        while True:
+            with self._locked("room"):
+                if self._make_room(size):
+                    file = unfinished.open("wb")
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    file.truncate(size)
+                    break
+            self._sleep(_WAIT_FOR_ROOM)  # others are fetching; what they have fetched may go
+        with file:
+            yield unfinished
+
+    def _make_room(self, size: int) -> bool:
+        """Drop shards until there is room, first those that are needed last."""
+        for path in self._folder.glob("*.unfinished"):
+            if _is_left(path):
+                path.unlink(missing_ok=True)
+        used = sum(path.stat().st_size for path in self._folder.glob("*.unfinished"))
+        shards = {path: path.stat() for path in self._folder.glob("*.shard")}
+        used += sum(each.st_size for each in shards.values())
+        needed = {number: place for place, number in enumerate(self._planned())}
+        # What the plan does not name goes first, and of that what has been here for longest.
+        last = sorted(shards, key=lambda path: (needed.get(int(path.stem), len(needed)), -shards[path].st_mtime))
+        while used + size > self.max_bytes and last:
+            path = last.pop()
+            used -= shards[path].st_size
+            path.unlink(missing_ok=True)
+        return used + size <= self.max_bytes
+
+    def _planned(self) -> list[int]:
+        with suppress(OSError, ValueError):
+            found: list[int] = json.loads((self._folder / _PLAN).read_text())
+            return found
+        return []
+
+    def _read(self, number: int, path: Path) -> None:
+        """Read a shard into a file of its size, and verify it."""
+        name, size = self._index.names[number], int(self._index.sizes[number])
+        for pause in (*PAUSES, None):
+            try:
+                self._read_once(name, size, path)
+                break
+            except ObjectNotFound as error:
+                raise ShardDamaged(
+                    f"the shard {name} of {self._place} is missing; put it back, or make the index again "
+                    "(`spottrain data index`), which begins another run"
+                ) from error
+            except StorageUnavailable:
+                if pause is None:
+                    raise
+                self._sleep(pause)
+        with path.open("rb") as file:
+            found = _checksum(file, size)
+        if found != self._index.checksums[number]:
+            raise ShardDamaged(
+                f"the shard {name} of {self._place} has changed since the index was made: its checksum is "
+                f"{found:08x}, and the index says {self._index.checksums[number]:08x}. Put it back, or make the "
+                "index again (`spottrain data index`), which begins another run"
+            )
+
+    def _read_once(self, name: str, size: int, path: Path) -> None:
+        store = self._opened_store()
+        if size == 0:
+            return
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), size) as memory, memoryview(memory) as view:
+
+            def read(begin: int) -> int:
+                with view[begin : begin + _PART_BYTES] as part:
+                    return store.read_into(name, begin, part)
+
+            with ThreadPoolExecutor(max_workers=store.parallel_reads) as pool:
+                read_bytes = sum(pool.map(read, range(0, size, _PART_BYTES)))
+        if read_bytes != size:
+            raise ShardDamaged(
+                f"the shard {name} of {self._place} has {read_bytes} bytes, and the index says {size}: it was cut or "
+                "changed. Put it back, or make the index again (`spottrain data index`), which begins another run"
+            )
+
+    def _opened_store(self) -> ObjectReader:
+        """A client of this process: those of a parent don't survive a fork."""
+        if self._store is None or self._store[0] != os.getpid():
+            self._store = os.getpid(), self._open_store()
+        return self._store[1]
+
+
+def _checksum(file: BinaryIO, size: int) -> int:
+    found = 0
+    while block := file.read(_PART_BYTES):
+        found = zlib_ng.crc32(block, found)
+    return found
+
+
+def _is_left(path: Path) -> bool:
+    """Whether the process that was fetching a file is gone."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

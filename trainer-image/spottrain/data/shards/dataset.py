@@ -1,0 +1,154 @@
+"""A data set in shards, to be passed as `dataset` to a session."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spottrain.checkpoint.errors import ObjectNotFound
+from spottrain.data.shards.cache import ShardCache
+from spottrain.data.shards.formats import Place, ShardFormat, format_of
+from spottrain.data.shards.index import INDEX_KEY, InvalidIndex, ShardIndex
+from spottrain.data.shards.shard_order import ShardOrder
+from spottrain.data.shards.store import ShardPlace
+
+# Shards of which a process keeps where the samples are.
+_NUM_OPEN = 64
+
+
+class Shards:
+    """Samples in the shards of a folder, which `spottrain data index` has indexed.
+
+    The run reads them in one order at any world size, each rank from a few shards at a time. A node has them in a
+    bounded cache, into which a process of its own fetches them ahead.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        format: str | ShardFormat,
+        cache: str | Path,
+        cache_bytes: int,
+        window: int = 4,
+        lanes: int = 8,
+        endpoint_url: str | None = None,
+    ) -> None:
+        """Read the index.
+
+        Args:
+            uri: The shards, such as s3://bucket/corpus/*.tar; also gs://, file:// and https://.
+            format: "tar" (WebDataset), "jsonl", or an object of `spottrain.data.shards.formats`, such as
+                `Tokens(context=1024)`.
+            cache: Folder for shards on this node, shared by its ranks and workers.
+            cache_bytes: Bytes that the cache may hold.
+            window: Shards in which samples are shuffled. A larger one shuffles better, and needs a larger cache.
+            lanes: Parts of an epoch that are read side by side. At least as many as there are ever nodes, so that
+                no two nodes read the same shards.
+            endpoint_url: Address of an S3- or GCS-compatible server. None: AWS_ENDPOINT_URL, or the cloud's own.
+
+        Raises:
+            ValueError: The arguments or the index can't be used.
+            StorageError: The index can't be read.
+
+        Example:
+            >>> import tempfile
+            >>> from pathlib import Path
+            >>> import numpy as np
+            >>> from spottrain.data import Shards
+            >>> from spottrain.data.shards.formats import Tokens
+            >>> from spottrain.data.shards.make_index import make_index
+            >>> from spottrain.data.shards.store import ShardPlace
+            >>> folder = tempfile.TemporaryDirectory()
+            >>> for number in range(3):
+            ...     np.arange(9, dtype=np.uint16).tofile(f"{folder.name}/{number}.bin")
+            >>> uri, tokens = f"file://{folder.name}/*.bin", Tokens(context=4)
+            >>> _ = make_index(ShardPlace.of(uri), tokens)
+            >>> data = Shards(uri, format=tokens, cache=f"{folder.name}/cache", cache_bytes=1 << 20)
+            >>> len(data), data[5].tolist()
+            (6, [4, 5, 6, 7, 8])
+            >>> folder.cleanup()
+        """
+        if min(window, lanes) < 1:
+            raise ValueError("window and lanes of Shards have to be at least 1")
+        self._format = format_of(format)
+        self._window = window
+        self._lanes = lanes
+        place = ShardPlace.of(uri, endpoint_url)
+        self._uri = uri
+        self.index = _read_index(place, self._format)
+        self.cache = ShardCache(Path(cache), cache_bytes, self.index, place.open, place=uri)
+        self._ends: list[int] = np.cumsum(self.index.samples).tolist()
+        self._places: OrderedDict[int, Sequence[Place]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Any:
+        """Read a sample, and fetch its shard if it isn't here.
+
+        Raises:
+            IndexError: There is no such sample.
+            ValueError: It can't be decoded. The sentence names the shard and the place in it.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        shard = bisect_right(self._ends, index)
+        number = index - (self._ends[shard] - int(self.index.samples[shard]))
+        with self.cache.opened(shard) as file:
+            places = self._places_of(shard, file)
+            try:
+                return self._format.sample(file, places[number])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"sample {number} of the shard {self.index.names[shard]} of {self._uri} can't be decoded: "
+                    f"{error!r}"
+                ) from error
+
+    def order(self, *, seed: int, shuffle: bool, global_batch: int) -> ShardOrder:
+        """The order in which a run reads the samples."""
+        return ShardOrder(
+            self.index,
+            seed=seed,
+            shuffle=shuffle,
+            global_batch=global_batch,
+            window=self._window,
+            lanes=self._lanes,
+        )
+
+    def _places_of(self, shard: int, file: Any) -> Sequence[Place]:
+        if shard not in self._places:
+            places = self._format.places(file)
+            if len(places) != self.index.samples[shard]:
+                raise InvalidIndex(
+                    f"the shard {self.index.names[shard]} of {self._uri} has {len(places)} samples, and the index "
+                    f"says {self.index.samples[shard]}; make it again with `spottrain data index`"
+                )
+            self._places[shard] = places
+        self._places.move_to_end(shard)
+        while len(self._places) > _NUM_OPEN:
+            self._places.popitem(last=False)
+        return self._places[shard]
+
+
+def _read_index(place: ShardPlace, format: ShardFormat) -> ShardIndex:
+    where = f"{place.folder}/{INDEX_KEY}"
+    try:
+        content, _ = place.open().get(INDEX_KEY)
+    except ObjectNotFound as error:
+        raise InvalidIndex(
+            f"there is no index {where}; make it once, with `spottrain data index {place.folder}/{place.pattern}`"
+        ) from error
+    index = ShardIndex.from_json(content, where)
+    for what, asked, found in (("names", place.pattern, index.pattern), ("format", format.name, index.format)):
+        if asked != found:
+            raise InvalidIndex(
+                f"the index {where} is of shards with the {what} {found!r}, and {asked!r} is asked for; correct it, "
+                "or make the index again with `spottrain data index`"
+            )
+    return index

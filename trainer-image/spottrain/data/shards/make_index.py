@@ -1,0 +1,122 @@
+"""Making the index of a folder of shards, and checking shards against it."""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from zlib_ng import zlib_ng
+
+from spottrain.checkpoint.errors import ObjectNotFound
+from spottrain.checkpoint.stores.storage import CheckpointStorage
+from spottrain.data.shards.formats import InvalidShard, ShardFormat
+from spottrain.data.shards.index import INDEX_KEY, ShardIndex
+from spottrain.data.shards.store import ShardPlace
+
+_PART_BYTES = 8 << 20
+_PARALLEL_SHARDS = 4
+
+
+class _Scanned(NamedTuple):
+    name: str
+    size: int
+    checksum: int
+    samples: int
+
+
+def make_index(
+    place: ShardPlace, format: ShardFormat, *, on_shard: Callable[[str], None] = lambda name: None
+) -> ShardIndex:
+    """Read every shard once, and write the index beside them.
+
+    Args:
+        place: The shards.
+        format: Their format.
+        on_shard: Called with the name of each shard that was read.
+
+    Raises:
+        ValueError: There are no shards, or one does not have the format.
+        StorageError: They can't be read, or the index can't be written.
+    """
+    storage = place.open_storage()
+    found = list(place.shards(storage))
+    if not found:
+        raise ValueError(f"{place.folder} has no objects with names like {place.pattern}; correct the URI")
+    scanned = list(_scan(storage, place, found, format, on_shard))
+    index = ShardIndex(
+        format=format.name,
+        pattern=place.pattern,
+        names=tuple(each.name for each in scanned),
+        sizes=np.array([each.size for each in scanned], np.int64),
+        checksums=np.array([each.checksum for each in scanned], np.int64),
+        samples=np.array([each.samples for each in scanned], np.int64),
+    )
+    if not index.num_samples:
+        raise ValueError(f"the shards {place.folder}/{place.pattern} have no samples")
+    storage.put(INDEX_KEY, index.to_json())
+    return index
+
+
+def verify(place: ShardPlace, format: ShardFormat) -> Iterator[str]:
+    """Sentences on shards that are not what the index says. Raises as `make_index`, and if there is no index."""
+    storage = place.open_storage()
+    try:
+        content, _ = storage.get(INDEX_KEY)
+    except ObjectNotFound as error:
+        raise ValueError(
+            f"there is no index {place.folder}/{INDEX_KEY}; make it with `spottrain data index`"
+        ) from error
+    index = ShardIndex.from_json(content, f"{place.folder}/{INDEX_KEY}")
+    there = dict(place.shards(storage))
+    yield from (f"{name} is in the index, and missing." for name in index.names if name not in there)
+    yield from (f"{name} is not in the index." for name in there if name not in set(index.names))
+    wanted = zip(index.names, index.sizes.tolist(), index.checksums.tolist(), strict=True)
+    for name, size, checksum in wanted:
+        if name in there and there[name] != size:
+            yield f"{name} has {there[name]} bytes, and the index says {size}."
+        elif name in there:
+            with tempfile.TemporaryFile() as file:
+                if _read(storage, name, size, file) != checksum:
+                    yield f"{name} has another checksum than in the index: its content has changed."
+
+
+def _scan(
+    storage: CheckpointStorage,
+    place: ShardPlace,
+    found: list[tuple[str, int]],
+    format: ShardFormat,
+    on_shard: Callable[[str], None],
+) -> Iterator[_Scanned]:
+    def scan(shard: tuple[str, int]) -> _Scanned:
+        name, size = shard
+        with tempfile.TemporaryFile() as file:
+            checksum = _read(storage, name, size, file)
+            try:
+                return _Scanned(name, size, checksum, len(format.places(file)))
+            except InvalidShard as error:
+                raise ValueError(
+                    f"the shard {place.folder}/{name} has another format than {format.name}: {error}"
+                ) from error
+
+    with ThreadPoolExecutor(max_workers=_PARALLEL_SHARDS) as pool:
+        for each in pool.map(scan, found):
+            on_shard(each.name)
+            yield each
+
+
+def _read(storage: CheckpointStorage, name: str, size: int, file: BinaryIO) -> int:
+    """Copy a shard into a file; its checksum."""
+    if size == 0:
+        return 0
+    file.truncate(size)
+    checksum = 0
+    with mmap.mmap(file.fileno(), size) as memory, memoryview(memory) as view:
+        for begin in range(0, size, _PART_BYTES):
+            with view[begin : begin + _PART_BYTES] as part:
+                storage.read_into(name, begin, part)
+                checksum = zlib_ng.crc32(part, checksum)
+    return checksum
