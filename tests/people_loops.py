@@ -292,7 +292,6 @@ def train_on_mesh(session: spottrain.Session, after_step: Callable[[], None]) ->
     """FSDP2 over nodes, tensor parallelism inside, as torch's own tutorial has them."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     num_nodes = session.world_size // 2
@@ -313,10 +312,7 @@ def train_on_mesh(session: spottrain.Session, after_step: Callable[[], None]) ->
         optimizer.step()
         run.boundary(loss)
         after_step()
-    return {
-        name: (value.full_tensor() if isinstance(value, DTensor) else value).clone()
-        for name, value in model.state_dict().items()
-    }
+    return run.full_state_dict()
 
 
 def plain_mesh() -> Mapping[str, Any]:

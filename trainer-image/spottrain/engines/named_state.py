@@ -48,8 +48,8 @@ class NamedState:
         for each in self._named_optimizers().values():
             each.try_load()
 
-    def model_state(self) -> dict[str, Any]:
-        return model_state(self._at_rest()[MODEL])
+    def model_state(self, name: str = MODEL) -> dict[str, Any]:
+        return model_state(self._at_rest()[name])
 
     def frozen(self) -> set[str]:
         """Not those of a model that no optimizer trains, such as an average of weights: they change all the same."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
+from spottrain.engines.model_state import full_state
+from spottrain.engines.named_state import MODEL
 from spottrain.loop.acceptance import checked_total
 from spottrain.loop.training import Training
 from spottrain.world.failures import UserError
@@ -31,10 +36,21 @@ class Run:
         total: Steps of the whole run.
     """
 
-    def __init__(self, training: Training, total: int) -> None:
-        """Resume from the newest commit. A collective. Raises UserError as `Training.steps` does."""
+    def __init__(
+        self, training: Training, total: int, *, rank: int, model_state: Callable[[str], dict[str, Any]]
+    ) -> None:
+        """Resume from the newest commit. A collective. Raises UserError as `Training.steps` does.
+
+        Args:
+            training: What commits and resumes.
+            total: Steps of the whole run.
+            rank: Number of this rank.
+            model_state: The state of the model of a name, with its shards.
+        """
         self.total = checked_total(total)
         self._training = training
+        self._rank = rank
+        self._model_state = model_state
         self._steps = training.steps(self.total)
         self._under_way = next(self._steps, None)
         self._is_judged = False
@@ -100,6 +116,17 @@ class Run:
         self._is_judged = False
         self._training.updated_elsewhere()
         self._under_way = next(self._steps, None)
+
+    def full_state_dict(self, name: str = MODEL) -> dict[str, Any]:
+        """A whole model, to write it to a file. A collective, for between two steps.
+
+        Args:
+            name: Its name in `Session.attach`.
+
+        Returns:
+            On rank 0, the state dict of the model before it was spread, in the CPU's memory. On the other ranks, {}.
+        """
+        return full_state(self._model_state(name), keep=self._rank == 0)
 
     def _note_update(self, loss: torch.Tensor | float | None) -> None:
         if self._training.is_judged:

@@ -339,8 +339,9 @@ class Session:
         found.check_sizes(*self._world_sizes())
         model = found.models.get(MODEL)
         plain = getattr(model, "module", model)
+        models = AttachedModels(found.models, found.optimizers, found.tensors)
         training = self._train(
-            AttachedModels(found.models, found.optimizers, found.tensors),
+            models,
             model if model is not None else nn.Module(),
             OwnData.of(self.batch_plan, seed=self.config.seed),
             optimizers=found.optimizers,
@@ -350,7 +351,7 @@ class Session:
             stateful=found.parts,
             by_rank=found.rank_parts(rank=self.rank, world_size=self.world_size),
         )
-        return Run(training, total)
+        return Run(training, total, rank=self.rank, model_state=models.model_state)
 
     def _refuse_second(self) -> None:
         """Raises UserError if the session has a model in training. A call that has failed may be repeated."""
