@@ -11,7 +11,7 @@ import re
 import signal
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -19,11 +19,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 from spottrain.checkpoint.errors import StorageUnavailable
 from spottrain.checkpoint.stores.file_storage import FileStorage
 from spottrain.data import Shards
+from spottrain.data.batch import BatchPlan
+from spottrain.data.batches import Batches
+from spottrain.data.loader import Data, load_batches
+from spottrain.data.order import Permutation
 from spottrain.data.shards.cache import CacheUnusable, ShardCache, ShardDamaged
 from spottrain.data.shards.fetch_ahead import check_room, wanted
 from spottrain.data.shards.formats import JsonLines, ShardFormat, Tar, Tokens
@@ -203,6 +208,19 @@ def test_a_shard_that_is_not_what_the_index_says_is_named(tmp_path: Path, change
     assert used(tmp_path) == 0
     [found] = verify(ShardPlace.of(f"file://{tmp_path}/corpus/*.jsonl"), JsonLines())
     assert found.startswith("1.jsonl ")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_damaged_shard_is_named_in_a_sentence_whoever_meets_it(tmp_path: Path, num_workers: int) -> None:
+    data = shards_in(tmp_path)
+    (tmp_path / "corpus" / "0.jsonl").unlink()
+    batches = Batches(Permutation(num_samples=len(data), shuffle=False), 1)
+    plan, how = BatchPlan(global_batch=1, micro_batch=1, world_size=1), Data(data, num_workers=num_workers)
+    found = load_batches(how, batches, plan, rank=0, first_step=0, device=torch.device("cpu"))
+    with closing(found), pytest.raises(ShardDamaged) as caught:
+        next(found)
+    assert str(caught.value).startswith(f"the shard 0.jsonl of file://{tmp_path}/corpus/*.jsonl is missing; put it")
+    assert "\n" not in str(caught.value)
 
 
 def refused(tmp_path: Path, **how: Any) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from spottrain.checkpoint.errors import CheckpointError
 from spottrain_runtime.processes import die_with_parent
 
 
@@ -32,6 +33,8 @@ class FromWorkers(Iterator[Any]):
         while True:
             try:
                 batch = next(self._fetched)
+            except CheckpointError as error:
+                raise type(error)(_sentence(error)) from None  # of a shard: the worker's traceback says no more
             except (ConnectionError, EOFError, FileNotFoundError) as error:
                 if str(error).startswith("Caught "):  # by a worker, from the data set
                     raise
@@ -42,6 +45,12 @@ class FromWorkers(Iterator[Any]):
             else:
                 self._has_begun = True
                 return batch
+
+
+def _sentence(error: CheckpointError) -> str:
+    """What an error says, without the traceback that torch adds to it."""
+    text = str(error).strip()
+    return text.rpartition("\n")[2].partition(": ")[2] if text.startswith("Caught ") else text
 
 
 @dataclass(frozen=True, slots=True)
