@@ -36,6 +36,7 @@ def _pool(kind: str) -> dict[str, Any]:
         "nodeSelector": {"pool": kind},
         "tolerations": [_TOLERATION],
         "pricePerHour": 1.0,
+        "weight": 2,
     }
 
 

@@ -29,7 +29,14 @@ from spottrain_api.contract.causes import Cause
 from spottrain_api.contract.names import TAINT_PREEMPTION
 from spottrain_api.contract.notices import NodeWatch, WatchState
 from spottrain_api.contract.reports import CheckpointTimings, Failure, FailureReason
-from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus, Phase, ProgressStatus, Transition
+from spottrain_api.v1alpha1.status import (
+    GenerationState,
+    GenerationStatus,
+    HoldOff,
+    Phase,
+    ProgressStatus,
+    Transition,
+)
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import culprits, members_of
 from spottrain_operator.core.facts.pools import pool_hash
@@ -397,6 +404,26 @@ def falls_back_after_interruptions(num: float) -> bool:
 
 def falls_back_though_they_were_so_long_ago(seconds: float) -> bool:
     return unrest_of(3, seconds)
+
+
+def too_few_since(seconds: float) -> Scene:
+    """One of two nodes that the job needs, since then, and a pod that waits for the other."""
+    scene = waiting_job(2).pod(1, scheduled_at=ago(seconds)).without_pod(2)
+    return scene.with_pod(pod(2, **NOT_UP, node=None, scheduled_at=None, unschedulable_since=ago(seconds)))
+
+
+def gives_its_node_back(seconds: float) -> bool:
+    return too_few_since(seconds).plan().status.hold_off is not None
+
+
+def asks_again(seconds: float) -> bool:
+    scene = too_few_since(DEFAULT_TIMING.gang_patience).decided()
+    return creates(scene.without_pod(1).without_pod(2).later(seconds))
+
+
+def asks_again_after_many_times(seconds: float) -> bool:
+    scene = too_few_since(DEFAULT_TIMING.gang_patience).status(hold_off=HoldOff(until=ago(1), times=60)).decided()
+    return creates(scene.without_pod(1).without_pod(2).later(seconds))
 
 
 def avoids_the_node(seconds: float) -> bool:

@@ -414,6 +414,11 @@ EVENTS: Mapping[str, Reason] = {
         meaning="A generation starts; the message lists its members and where it resumes."
     ),
     EventReason.STRATEGY_CHOSEN: Reason(meaning="What strategy auto chose, and why."),
+    EventReason.NODES_GIVEN_BACK: Reason(
+        meaning="The job held fewer nodes than nodes.min, and no other came for 15 minutes or more. It has given "
+        "them back, and asks for nodes again after a pause.",
+        action="Nothing, if other jobs use the nodes. To start with fewer, lower nodes.min.",
+    ),
     EventReason.BUDGET_NEARLY_SPENT: _BUDGET_NEARLY_SPENT,
     EventReason.FELL_BACK: _FELL_BACK,
     EventReason.SPOT_RETRIED: Reason(meaning="The job tries spot nodes again after a fallback."),

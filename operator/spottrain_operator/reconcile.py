@@ -61,6 +61,7 @@ from spottrain_operator.objects.observe import (
 from spottrain_operator.objects.placement import DEFAULT_SITE, Site
 from spottrain_operator.objects.pod_events import PodEvents
 from spottrain_operator.objects.pods import annotate_pod, template_hash
+from spottrain_operator.objects.waiting_jobs import WaitingJobs
 from spottrain_operator.objects.write_back import as_written, with_condition
 from spottrain_operator.refusals import note_refusal, note_unprotected, protects
 from spottrain_operator.tracing import ChangeTracer
@@ -108,6 +109,7 @@ class Reconciler:
         self._events = EventRecorder(cluster)
         self._pod_events = PodEvents(cluster, timing)
         self._rivals = RivalFinder(cluster)
+        self._waiting = WaitingJobs()
         self._metrics = metrics
         self._tracer = tracer
         self._history = history
@@ -216,6 +218,7 @@ class Reconciler:
 
     async def _observe(self, key: JobKey, record: JobRecord, job: JobView, pods: Sequence[Manifest]) -> Observed:
         listening_since = self._listening_since()
+        self._waiting.note(job)
         found = sorted((pod_view(pod) for pod in pods), key=lambda pod: pod.sequence)
         uids = frozenset(pod.uid for pod in found)
         views = await self._pod_events.explained(key, record.troubles, found, self._now())
@@ -235,6 +238,7 @@ class Reconciler:
             timing=self._timing,
             refusal=record.refusal,
             rival=await self._rivals.rival_of(job),
+            num_younger_waiting=self._waiting.num_younger(job),
         )
 
     async def _write_status(
@@ -365,6 +369,7 @@ class Reconciler:
         """Drop what is kept of a job, which holds for no other of its name."""
         self._records.pop(key, None)
         self._rivals.forget(key)
+        self._waiting.forget(key)
         self._metrics.forget(key)
 
 

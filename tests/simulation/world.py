@@ -14,6 +14,7 @@ from spottrain_operator.core.assignments import assignments_for
 from spottrain_operator.core.facts.pools import pool_hash
 from spottrain_operator.core.model import AnnotatePod, CreatePod, DeletePod, JobView, Observed, ReportView
 from spottrain_operator.core.plan import plan
+from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 from world.agents import Agent
 from world.clock import NOT_READY_AFTER, at
 from world.invariants import problems_of
@@ -35,6 +36,10 @@ class World:
     peers_hang: bool = False  # ranks whose peer is gone hang in their collective, as NCCL's do
     taints: bool = True  # a node that is about to go is closed to new pods
     pace: Pace = Pace()
+    timing: Timing = DEFAULT_TIMING
+    rivals: list[World] = field(default_factory=list)  # other jobs on the same nodes
+    num_younger_waiting: int = 0
+    num_nodes: int = 0
     template_hash: str = "t1"
     time: float = 0.0
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -63,7 +68,6 @@ class World:
             status=TrainingJobStatus(),
         )
         self._assignments: tuple[JobView, dict[str, Assignment]] = (self.job, {})
-        self.num_nodes = 0
         self.back_up()
 
     # --- what a test does to the world -------------------------------------------------------------------
@@ -217,6 +221,7 @@ class World:
 
     def _schedule(self, pod: Pod) -> None:
         taken = {p.node for p in self.pods.values()}
+        taken |= {p.node for each in self.rivals for p in each.pods.values() if p.exit_code is None}
         for node in self.nodes.values():
             suits = (node.capacity_type, node.pool) == (pod.capacity_type, pod.pool)
             fits = node.alive and suits and node.name not in taken
@@ -294,6 +299,8 @@ class World:
             reports=dict(self.reports),
             template_hash=self.template_hash,
             listening_since=at(self.operator_started),
+            timing=self.timing,
+            num_younger_waiting=self.num_younger_waiting,
         )
 
     def _reconcile(self) -> None:

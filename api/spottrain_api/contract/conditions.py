@@ -87,6 +87,7 @@ class EventReason(StrEnum):
     PODS_END_EARLY = "PodsEndEarly"
     GENERATION_STARTED = "GenerationStarted"
     STRATEGY_CHOSEN = "StrategyChosen"
+    NODES_GIVEN_BACK = "NodesGivenBack"
     BUDGET_NEARLY_SPENT = "BudgetNearlySpent"
     FELL_BACK = "FellBack"
     SPOT_RETRIED = "SpotRetried"

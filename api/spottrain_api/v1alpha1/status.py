@@ -327,6 +327,16 @@ class AvoidedPool(StatusResource):
     message: Annotated[str, Field(description="Why it is avoided.")] = ""
 
 
+class HoldOff(StatusResource):
+    """Until when a job that gave its nodes back asks for none."""
+
+    until: Annotated[datetime, Field(description="Time at which the job asks for nodes again.")]
+    times: Annotated[
+        int,
+        Field(description="Number of times that it gave nodes back since it last trained. The pause grows with it."),
+    ] = 1
+
+
 class TrainingJobStatus(StatusResource):
     """What the operator reports: phase, progress, members and cost.
 
@@ -392,6 +402,13 @@ class TrainingJobStatus(StatusResource):
             description="Pools that come last for a while: the cloud took a node of them, or they had none for a pod."
         ),
     ] = ()
+    hold_off: Annotated[
+        HoldOff | None,
+        Field(
+            description="Set once the job has given its nodes back, as too few came to reach nodes.min. Absent after "
+            "its next generation has started."
+        ),
+    ] = None
     spot_pending_since: Annotated[
         datetime | None,
         Field(description="Time since which a spot pod waits for a node. Absent while none waits."),

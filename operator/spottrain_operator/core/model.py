@@ -236,6 +236,7 @@ class Observed:
     Attributes:
         reports: By pod uid, of the agents that were heard since `listening_since`.
         refused_reports: Why the newest report of a pod was refused, by pod uid. Its `reports` are older.
+        num_younger_waiting: Number of jobs that wait for nodes, too, and are younger.
         kept_away: Nodes that are kept from the pods without a node, by pod uid.
         template_hash: Of the pod template that the current spec gives.
         timing: The durations that decisions depend on.
@@ -254,6 +255,7 @@ class Observed:
     timing: Timing = DEFAULT_TIMING
     refusal: Refusal | None = None
     rival: Rival | None = None
+    num_younger_waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,6 +129,13 @@ class Timing:
     # fallback.afterSeconds is short: nodes take minutes to come up. It waits twice as long while a node of its pool
     # is not up yet.
     device_avoidance: float = 3600.0
+    # A job that holds fewer nodes than it needs gives them back once no other has come for this long. That is three
+    # times as long as a pod waits in a pool. A job waits once more for each younger one that waits.
+    gang_patience: float = 900.0
+    # Then it asks for none, for a pause that doubles up to a limit. Others need a moment to take what it gives back.
+    gang_pause: float = 300.0
+    gang_max_pause: float = 3600.0
+
     # On-demand nodes stand in for spot nodes if, within this window, at least so many interruptions have taken a
     # larger share of the time than spot nodes save of the price. A single one says nothing about the next.
     unrest_window: float = 3600.0

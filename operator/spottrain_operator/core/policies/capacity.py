@@ -21,6 +21,7 @@ from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway, PodView, Refusal
 from spottrain_operator.core.policies.devices import avoided_nodes
 from spottrain_operator.core.policies.failure_policy import start_failures
+from spottrain_operator.core.policies.gangs import holds_off
 from spottrain_operator.core.policies.pool_choice import avoid_dry_pools, pools_by_preference
 from spottrain_operator.core.policies.rivals import rival_of
 from spottrain_operator.core.policies.understanding import waits_to_be_understood
@@ -303,6 +304,8 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     accepts none, what runs continues.
     """
     if pause_of(situation) or rival_of(situation, draft) or waits_to_be_understood(situation, draft):
+        return []
+    if holds_off(situation, draft):
         return []
     needed = places(situation, draft.status, leaving=draft.leaving)
     num_spot = needed.missing_spot + needed.missing_prewarmed

@@ -16,6 +16,7 @@ from spottrain_operator.core.facts.pools import asks_for_current_nodes
 from spottrain_operator.core.facts.situation import BUSY, PodFacts, Situation
 from spottrain_operator.core.model import CANNOT_START, DeleteJob, DeletePod
 from spottrain_operator.core.policies.failure_policy import start_failures
+from spottrain_operator.core.policies.gangs import holds_off
 from spottrain_operator.core.policies.rivals import rival_of
 from spottrain_operator.core.timing import seconds_between
 
@@ -101,10 +102,8 @@ def _delete(situation: Situation, draft: Draft, facts: PodFacts, reason: str) ->
 
 def _useless(situation: Situation, draft: Draft, facts: PodFacts, kept: bool) -> str | None:
     """Why to delete a pod that isn't in a running generation; None to keep it."""
-    if (pause := pause_of(situation)) is not None:
-        return "the job is suspended" if pause.cause is Cause.SUSPENDED else "the job's budget is spent"
-    if rival_of(situation, draft) is not None:
-        return "the job waits for another one"
+    if unwanted := _wants_none(situation, draft):
+        return unwanted
     if facts.finished:
         return "its container has ended"
     if facts.device_failed:
@@ -121,6 +120,17 @@ def _useless(situation: Situation, draft: Draft, facts: PodFacts, kept: bool) ->
     if not kept and facts.coming_loss is None and _knows_notices(situation):
         return "the job has enough pods"
     return _stuck(situation, draft, facts)
+
+
+def _wants_none(situation: Situation, draft: Draft) -> str | None:
+    """Why the job wants no pods at present."""
+    if (pause := pause_of(situation)) is not None:
+        return "the job is suspended" if pause.cause is Cause.SUSPENDED else "the job's budget is spent"
+    if rival_of(situation, draft) is not None:
+        return "the job waits for another one"
+    if holds_off(situation, draft):
+        return "the job can't get as many nodes as it needs, and gives them back"
+    return None
 
 
 def _knows_notices(situation: Situation) -> bool:

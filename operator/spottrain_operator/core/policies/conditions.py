@@ -24,6 +24,7 @@ from spottrain_operator.core.policies.failure_policy import (
     missing_program,
     start_failures,
 )
+from spottrain_operator.core.policies.gangs import hold_off_sentence
 from spottrain_operator.core.policies.growth import coming
 from spottrain_operator.core.policies.notices_heard import handle_watchers
 from spottrain_operator.core.policies.pod_health import handle_pods, loss_of_place
@@ -108,6 +109,8 @@ def _message(situation: Situation, draft: Draft, phase: Phase) -> str:
         program = missing_program(situation, draft)
         if program and generation is not None and generation.template_hash == situation.run_hash:
             return f"{program} The job waits until it is edited, and keeps its nodes"
+        if held_off := hold_off_sentence(situation, draft):
+            return held_off
         missing, until = _what_is_missing(situation, draft), gives_up_at(situation, draft)
         if until is None:
             return missing

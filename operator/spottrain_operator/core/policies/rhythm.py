@@ -12,6 +12,7 @@ from spottrain_operator.core.facts.pauses import next_share_at, pause_of
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.facts.watching import spot_watches
 from spottrain_operator.core.policies.capacity import next_try, refusal_of
+from spottrain_operator.core.policies.gangs import holds_off
 from spottrain_operator.core.policies.rivals import rival_of
 from spottrain_operator.core.timing import after, seconds_between
 
@@ -35,7 +36,7 @@ def look_again(situation: Situation, draft: Draft) -> float | None:
         return _while_running(situation, draft, running)
     if pause_of(situation) is not None and not situation.pods:
         return _SUSPENDED
-    if rival_of(situation, draft) is not None and not situation.pods:
+    if (rival_of(situation, draft) is not None or holds_off(situation, draft)) and not situation.pods:
         return _BLOCKED
     return _WAITING
 
