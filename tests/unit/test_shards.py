@@ -22,6 +22,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from cluster_fixtures import wait_for
 from spottrain.checkpoint.errors import StorageUnavailable
 from spottrain.checkpoint.stores.file_storage import FileStorage
 from spottrain.data import Shards
@@ -30,7 +31,7 @@ from spottrain.data.batches import Batches
 from spottrain.data.loader import Data, load_batches
 from spottrain.data.order import Permutation
 from spottrain.data.shards.cache import CacheUnusable, ShardCache, ShardDamaged
-from spottrain.data.shards.fetch_ahead import check_room, wanted
+from spottrain.data.shards.fetch_ahead import FetchAhead, check_room, wanted
 from spottrain.data.shards.formats import JsonLines, ShardFormat, Tar, Tokens
 from spottrain.data.shards.index import INDEX_KEY, ShardIndex
 from spottrain.data.shards.make_index import make_index, verify
@@ -135,6 +136,22 @@ def test_what_is_needed_last_goes_first(tmp_path: Path) -> None:
 
 def test_a_node_wants_what_comes_next_as_far_as_it_fits(tmp_path: Path) -> None:
     assert wanted(shards_in(tmp_path), iter([4, 4, 1, 4, 5, 2])) == [4, 1, 5]
+
+
+def test_a_process_fetches_what_comes_next_and_the_ranks_go_on_without_it(tmp_path: Path) -> None:
+    data = shards_in(tmp_path, window=1, lanes=1)
+    batches = Batches(data.order(seed=1, shuffle=True, global_batch=5), 5, by_epoch=True)
+    order = [int(index) // 5 for index in batches.order.samples(range(30))]
+    ahead = FetchAhead(data, batches, range(5), 0)
+    try:
+        wait_for(lambda: all(map(data.cache.holds, order[:15])), "the first shards are here")
+        ahead.at(3)
+        wait_for(lambda: all(map(data.cache.holds, order[15:])), "the next shards are here")
+        os.kill(ahead.process.pid or 0, signal.SIGKILL)
+        assert data[5 * order[0]] == {"value": 100 * order[0]}
+    finally:
+        ahead.close()
+    assert used(tmp_path) <= 300
 
 
 def fetch_and_hang(cache: ShardCache, began: Any) -> None:

@@ -38,10 +38,10 @@ class FetchAhead:
         """
         context = multiprocessing.get_context("fork")
         self._step = context.RawValue("q", first_step)
-        self._process = context.Process(
+        self.process = context.Process(
             target=_run, args=(shards, batches, share, self._step), name="fetch-ahead", daemon=True
         )
-        self._process.start()
+        self.process.start()
 
     def at(self, step: int) -> None:
         """Say how many steps are complete."""
@@ -49,8 +49,8 @@ class FetchAhead:
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()
-        self._process.join()
+        self.process.kill()
+        self.process.join()
 
 
 def check_room(shards: Shards, order: ShardOrder, share: range) -> None:
