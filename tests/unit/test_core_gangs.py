@@ -124,6 +124,7 @@ def test_two_jobs_that_each_hold_half_of_the_nodes_both_end_the_older_one_first(
     for world in worlds:
         for _ in range(3):
             world.add_node(CapacityType.SPOT)
+    older.run(10)  # it would lose patience first, if both had the same
     run(worlds, 10)
     assert [num_held(each) for each in worlds] == [3, 3]
     share_nodes(worlds)
