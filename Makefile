@@ -221,6 +221,9 @@ bench-throughput: $(STAMP) ## Benchmark: tokens a second and MFU compared with a
 bench-data: $(STAMP) ## Benchmark: time of a step by the number of data workers, for cheap and expensive samples.
 	$(BIN)/python -m benchmarks.bench_data
 
+bench-restart: $(STAMP) ## Benchmark: seconds of each part of a restart, for a model of 1 GB on the CPU.
+	$(BIN)/python -m benchmarks.bench_restart
+
 gpu: $(if $(GIVEN),,$(STAMP)) ## On a machine with a GPU: its tests, then checkpoints and tokens a second. 8 minutes.
 	$(or $(GIVEN),$(BIN)/python) -W ignore -m benchmarks.on_gpu
 

@@ -18,6 +18,8 @@ IN_A_JOB: Mapping[str, str] = {
     "step to a file there. On a local cluster whose pods are processes, any folder of the machine does. The only "
     "name that starts with SPOTTRAIN_ and that `spec.env` may set. Default: not written.",
     "GLOO_SOCKET_IFNAME": "Network interface on which gloo listens. Default: that of the pod's IPv4 address.",
+    "OMP_NUM_THREADS": "Threads with which a rank computes on the CPU. Default: its share of the pod's limit of "
+    "processors, or 1 without a limit.",
     "AWS_REGION": "Region of S3. Default: AWS_DEFAULT_REGION, then us-east-1.",
     "AWS_DEFAULT_REGION": "Region of S3 if AWS_REGION is not set.",
     "AWS_ENDPOINT_URL_S3": "Address of an S3-compatible store. Default: AWS_ENDPOINT_URL, then Amazon's. "

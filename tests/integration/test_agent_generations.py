@@ -253,17 +253,19 @@ async def test_a_module_runs_as_python_m_would(pods: Pods, operator: FakeOperato
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(
-        "import atexit, os, sys\n"
+        "import atexit, os, sys, torch\n"
+        "open('threads', 'w').write(str(torch.get_num_threads()))\n"
         "atexit.register(lambda: open('exit', 'w').write('bye'))\n"
         "open('ran', 'w').write(' '.join([__name__, __package__, *sys.argv[1:], str(sys.path[0] == os.getcwd())]))\n"
     )
-    pods.start("a")
+    pods.start("a", OMP_NUM_THREADS="3")  # the zygote has one
     await pods.warm()
     entrypoint = Entrypoint(module="trainer_package", args=("--log", "1"), working_dir=str(pods.folder))
     await operator.assign(pods.generation(1, entrypoint, ["a"]))
     await operator.wait_for_phase(AgentPhase.SUCCEEDED, 1, ["a"])
     assert (pods.folder / "ran").read_text() == "__main__ trainer_package --log 1 True"
     assert (pods.folder / "exit").read_text() == "bye"
+    assert (pods.folder / "threads").read_text() == "3"
 
 
 async def test_a_notice_drains_while_the_operator_is_down(pods: Pods, operator: FakeOperator, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from spottrain_agent.processes import Reaper, is_alive, send_signal
 from spottrain_agent.run_directory import RunDirectory
 from spottrain_agent.settings import AgentSettings
 from spottrain_agent.stacks import STACK_SIGNAL, script_first, stack_file, stacks_of_forks, written
+from spottrain_agent.threads import ENV_THREADS, share_of_quota
 from spottrain_agent.verdict import GenerationObservation, RankObservation
 from spottrain_agent.zygote_process import ZygoteProcess
 from spottrain_api.contract import names
@@ -175,6 +176,8 @@ class GenerationRun:
         interface = interface_of(self._settings.pod_ip)
         if interface is not None and _ENV_GLOO_INTERFACE not in os.environ:
             environment[_ENV_GLOO_INTERFACE] = interface
+        own = os.environ.get(ENV_THREADS)
+        environment[ENV_THREADS] = own or str(share_of_quota(self.assignment.processes_per_node))
         return environment
 
     # --- drain -------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from typing import Self
 from spottrain_agent.records import WorkerEnded, WorkerStarted, worker_ended_file, worker_started_file
 from spottrain_agent.script import opens_session
 from spottrain_agent.stacks import stack_file, write_stacks_on_signal
+from spottrain_agent.threads import use_threads
 from spottrain_api.settings.entrypoint import Entrypoint
 from spottrain_runtime.processes import die_with_parent
 from spottrain_runtime.wording import place_of, sentence_of, traceback_tail
@@ -66,6 +67,7 @@ def run_worker(entrypoint: Entrypoint, run_dir: Path, console: Console) -> None:
     started.write(run_dir / worker_started_file(local_rank))
     if started.expects_session:
         _start_writer()
+    use_threads()
     write_stacks_on_signal(run_dir / stack_file(local_rank))
     ended = _run_as_main(entrypoint)
     if os.getpid() != started.pid:  # the script has forked a process, whose end isn't the rank's

@@ -175,8 +175,8 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reque
 def _environment() -> dict[str, str]:
     """The zygote's environment: settings that must be there before torch is imported."""
     environment = dict(os.environ)
-    # torchrun's default. Here it is also necessary because thread pools don't survive a fork.
-    environment.setdefault("OMP_NUM_THREADS", "1")
+    # Thread pools don't survive a fork. The ranks then use the number that they are given (threads.py).
+    environment["OMP_NUM_THREADS"] = "1"
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")
     environment.setdefault("PYTHONUNBUFFERED", "1")
     # torchrun counts the GPUs. Through NVML, that leaves no CUDA state behind that a fork would break.

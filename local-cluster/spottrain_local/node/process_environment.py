@@ -100,7 +100,7 @@ def process_environment(run: ContainerRun, around: Surroundings) -> dict[str, st
 
 def _folders(run: ContainerRun, rewrite: PathRewriter) -> dict[str, str]:
     home, temporary = run.pod.directory / "home", run.pod.directory / "tmp"
-    env = {"PATH": DEFAULT_PATH, "HOME": str(home), "LANG": "C.UTF-8"}
+    env = {"PATH": DEFAULT_PATH, "HOME": str(home), "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
     if (service_account := rewrite(SERVICEACCOUNT_DIR)) != SERVICEACCOUNT_DIR:
         env[ENV_SERVICEACCOUNT_DIR] = service_account
     tmp = rewrite("/tmp")

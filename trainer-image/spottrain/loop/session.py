@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 from torch import nn
@@ -40,6 +40,7 @@ from spottrain.loop.acceptance import (
     order_of,
 )
 from spottrain.loop.attachment import Attachment
+from spottrain.loop.build import BUILD, Built, build
 from spottrain.loop.run import Run
 from spottrain.loop.stability import StabilityGuard
 from spottrain.loop.strategy import choose_strategy
@@ -64,6 +65,8 @@ from spottrain_runtime.logs import say
 
 logger = logging.getLogger(__name__)
 
+Model = TypeVar("Model", bound=nn.Module)
+
 
 class Session:
     """One rank of one generation; `session()` creates it.
@@ -87,6 +90,7 @@ class Session:
         self._drain = DrainFlag(launch.run_dir, on_seen=lambda at: reporter.update(drain_seen_at=at))
         self.catch_sigterm()
         self._training: Training | None = None
+        self._built: Built | None = None
         self._interval = CommitInterval.of(config.checkpoint.interval, config.interruptions)
         reporter.milestone("python_started", process_started_at())
         reporter.milestone("session_started")
@@ -107,6 +111,33 @@ class Session:
             raise
         self.config = self._store.config
         reporter.milestone("checkpoint_store")
+
+    def build(self, make: Callable[[], Model]) -> Model:
+        """Build the model by `make`, without its first values if a commit is going to replace them.
+
+        That makes restarts of large models faster: to draw weights takes longer than to load them. On a resume, the
+        weights are NaN until the loop starts, and random numbers afterwards are as after a usual build. If `make`
+        draws random numbers for anything but tensors of the model that a commit holds, the model is built as usual.
+
+        Args:
+            make: Builds the whole model. It is called on all ranks alike, and perhaps twice.
+
+        Returns:
+            What `make` returned, for `prepare`.
+
+        Example:
+            >>> import spottrain, torch
+            >>> with spottrain.session(global_batch=4) as session:
+            ...     model = session.build(lambda: torch.nn.Linear(3, 1))
+            ...     model.weight.shape
+            torch.Size([1, 3])
+        """
+        store = self._store
+        saved = None
+        if store.newest is not None and store.checkpointer is not None:
+            saved = (store.newest_extra or store.checkpointer.newest_extra()).get(BUILD)
+        self._built = build(make, saved)
+        return cast(Model, self._built.model)
 
     def prepare(
         self,
@@ -430,7 +461,13 @@ class Session:
         self._training = Training(
             model=spread,
             engine=engine,
-            state=TrainingState(models=engine, stateful=parts, **state),
+            state=TrainingState(
+                models=engine,
+                stateful=parts,
+                build=self._built.record if self._built is not None else None,
+                blank=self._built.blank if self._built is not None else frozenset(),
+                **state,
+            ),
             data=data,
             context=self._context,
             recovery=Recovery.build(

@@ -63,6 +63,8 @@ class TrainingState:
         records: Names of the parts that only rank 0 has right, such as the times that a framework logs. Others are
             the same on all ranks.
         by_rank: Parts of which each rank has a state of its own.
+        build: How the script's model was built (spottrain.loop.build); None if that isn't known.
+        blank: Names of the parameters that were built without values, because a commit has them.
         history: What became of the optimizers' options.
     """
 
@@ -78,6 +80,8 @@ class TrainingState:
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
     records: frozenset[str] = frozenset()
     by_rank: Mapping[str, RankPart] = field(default_factory=dict)
+    build: Mapping[str, Any] | None = None
+    blank: frozenset[str] = frozenset()
     history: OptionHistory = field(default_factory=OptionHistory)
 
     def tensors(self) -> dict[str, Any]:
@@ -116,6 +120,8 @@ class TrainingState:
             "stateful": list(self.stateful),
             "records": {name: self.stateful[name].state_dict() for name in self.records},
         }
+        if self.build is not None:
+            extra["build"] = dict(self.build)
         if self.peft is not None:
             extra["peft"] = self.peft
         if self.strategy is not None:
@@ -219,8 +225,9 @@ class TrainingState:
                 "starts afresh. If the script has only renamed it, set the name back."
             )
         yield from dropped(self.by_rank, loaded)
-        if loaded.replaced:
-            first, *more = (name.removeprefix("model.") for name in loaded.replaced)
+        replaced = [name.removeprefix("model.") for name in loaded.replaced]
+        if other := [name for name in replaced if name not in self.blank]:
+            first, *more = other
             which = f"{first} and {len(more)} more" if more else first
             yield (
                 f"Values that aren't trained differ from those in the checkpoint at step {loaded.step}, which "
