@@ -27,7 +27,7 @@ from spottrain_api.settings.stability import StabilityConfig
 
 SCRIPT = Path(__file__).parent / "integration" / "trainer_script.py"
 STEPS = 14
-Faults = dict[int, dict[int, str]]  # rank -> step -> what happens there
+Faults = dict[int, dict[Any, str]]  # rank -> step, or a place in it, such as "3.1" -> what happens there
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Run:
             json.loads((self.folder / f"result.pt-seen-{rank}").read_text()) for rank in range(len(self.outcomes))
         ]
 
-    def _settings(self, rank: int, environment: dict[str, str], faults: dict[int, str], steps: int) -> dict[str, Any]:
+    def _settings(self, rank: int, environment: dict[str, str], faults: dict[Any, str], steps: int) -> dict[str, Any]:
         run_dir = self.run_dir(rank)
         run_dir.mkdir(parents=True)
         replicas = self.replicas(rank)
@@ -164,6 +164,9 @@ class Run:
             "errnos": [f"{self.folder}/errno", f"{self.folder}/errno-{rank}"],
             "kill_at": self.kill_at.get(rank),
             "frozen": False,
+            "has_norm": False,
+            "takes_steps_for_long": 0.0,
+            "commits_at_once": False,
             "step_loss": False,
             "epochs": None,
             "order": None,

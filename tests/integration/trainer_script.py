@@ -27,7 +27,10 @@ from spottrain.checkpoint.format.head import read_head  # noqa: E402
 from spottrain.checkpoint.saving.writer import start_writer  # noqa: E402
 from spottrain.checkpoint.stores.file_storage import FileStorage  # noqa: E402
 from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
+from spottrain.loop import stopping  # noqa: E402
+from spottrain.world import listener, stop_point  # noqa: E402
 from spottrain_api.contract.configuration import DrainRequest  # noqa: E402
+from spottrain_api.contract.reports import Progress  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -43,12 +46,14 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, width: int, dropout: float) -> None:
+    def __init__(self, width: int, dropout: float, *, has_norm: bool) -> None:
         super().__init__()
+        self.norm = nn.BatchNorm1d(width) if has_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(2))
         self.out = nn.Linear(width, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x)
         for block in self.blocks:
             x = block(x)
         return self.out(x).squeeze(1)
@@ -108,22 +113,43 @@ def await_commit() -> None:
         time.sleep(0.01)
 
 
-def strike(step: int) -> None:
-    """What the test wants to happen on this rank in the middle of this step."""
-    time.sleep(RANK_SETTINGS["step_seconds"])
-    match RANK_SETTINGS["faults"].get(step, "").split():
+def await_next_commit() -> None:
+    """A part of a step that takes until there is a newer commit than now."""
+    storage = open_storage(RANK_SETTINGS["uri"], endpoint_url=RANK_SETTINGS["endpoint_url"])
+    before = read_head(storage)
+    while read_head(storage) == before:
+        time.sleep(0.01)
+
+
+def await_hearing() -> None:
+    """A part of a step that takes until this rank has heard of a notice."""
+    path = Path(os.environ["SPOTTRAIN_RUN_DIR"]) / "progress-0.json"
+    while (progress := Progress.read(path)) is None or progress.drain_seen_at is None:
+        time.sleep(0.01)
+
+
+def await_all(names: list[str]) -> None:
+    for name in names:
+        {"heard": await_hearing, "committed": await_next_commit}[name]()
+
+
+def strike(step: int, place: str = "") -> None:
+    """What the test wants to happen on this rank in the middle of this step, at a place in it."""
+    if not place:
+        time.sleep(RANK_SETTINGS["step_seconds"])
+    match RANK_SETTINGS["faults"].get(f"{step}{place}" if place else step, "").split():
         case ["drain"]:
             ask_to_drain()
-        case ["notice", seconds]:
+        case ["notice", seconds, *until]:
             ask_to_drain(float(seconds), is_preemption=True)
+            await_all(until)
         case ["await"]:
             await_commit()
         case ["sigterm"]:
             os.kill(os.getpid(), signal.SIGTERM)
-        case ["kill"]:
-            await_commit()
-            os.kill(os.getpid(), signal.SIGKILL)
-        case ["vanish"]:
+        case ["kill" | "vanish" as how]:
+            if how == "kill":
+                await_commit()
             os.kill(os.getpid(), signal.SIGKILL)
         case ["raise"]:
             await_commit()
@@ -164,11 +190,17 @@ obey_the_disk([Path(errno) for errno in RANK_SETTINGS["errnos"]])
 if 0 in RANK_SETTINGS["faults"]:
     strike(0)
 
+if RANK_SETTINGS["takes_steps_for_long"]:
+    stopping.KEEP_AFTER_SECONDS = listener.LISTEN_AFTER_SECONDS = 0.0
+    stop_point.MARGIN_SECONDS = RANK_SETTINGS["takes_steps_for_long"]
+if RANK_SETTINGS["commits_at_once"]:
+    stopping.Commits.seconds_needed = lambda self, seconds_left: seconds_left  # type: ignore[method-assign]
+
 kill_point = KillPoint(RANK_SETTINGS["uri"])
 kill_point.kill_at = RANK_SETTINGS["kill_at"]
 kill_point.arm()
 start_writer()  # as the agent does
-model = Model(RANK_SETTINGS["width"], RANK_SETTINGS["dropout"])
+model = Model(RANK_SETTINGS["width"], RANK_SETTINGS["dropout"], has_norm=RANK_SETTINGS["has_norm"])
 model.blocks.requires_grad_(not RANK_SETTINGS["frozen"])
 seen = Seen()
 with spottrain.session() as session:
@@ -191,14 +223,18 @@ with spottrain.session() as session:
     epochs = training.epochs(RANK_SETTINGS["epochs"]) if RANK_SETTINGS["epochs"] else None
     steps = training.steps(total=RANK_SETTINGS["steps"])
     for step in (step for epoch in epochs for step in epoch) if epochs is not None else steps:
-        for x, y in step.micro_batches():
+        with training.evaluation():
+            strike(step.number, "-")
+        for index, (x, y) in enumerate(step.micro_batches()):
             loss = (training.model(x) - y).square().mean()
             strike(step.number)
+            strike(step.number, f".{index}")
             step.backward(spoilt(loss, step.number))
         step.update()
         if RANK_SETTINGS["step_loss"]:
             exact[step.number] = training.step_loss()
         seen.steps.append(training.step)
+        strike(step.number, "+")
         if RANK_SETTINGS["leave_after"] == step.number:
             break
         if not math.isnan(training.loss):

@@ -401,6 +401,15 @@ class _NoEngine:
     def frozen(self) -> set[str]:
         return set()
 
+    def state_in_use(self) -> dict[str, Any]:
+        return {}
+
+    def frozen_in_use(self) -> set[str]:
+        return set()
+
+    def changing(self) -> dict[str, Any]:
+        return {}
+
     def load_state(self, state: dict[str, Any]) -> None:
         """Nothing to load."""
 
@@ -414,6 +423,7 @@ def make_step(updates: list[int]) -> Step:
         batches=map(FetchedBatch, plan.micro_batches(0, range(3)), [1.0, 2.0]),
         engine=_NoEngine(),
         meter=LossMeter(),
+        begin=lambda index: None,
         update=lambda: updates.append(1),
     )
 

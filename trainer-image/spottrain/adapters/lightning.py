@@ -276,7 +276,7 @@ class SpottrainCallback(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn is TrainerFn.FITTING:
             self._leave_validation()  # its data loader has drawn a random number
-            self._strategy.loop.complete_step()
+            self._strategy.loop.complete_step(pauses=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._leave_validation()

@@ -252,7 +252,7 @@ class SpottrainTrainer(Trainer):
         """
         if self.is_in_train:
             self._is_evaluating = True
-            self.loop.complete_step()
+            self.loop.complete_step(pauses=True)
         state = random_state.capture()
         try:
             metrics: dict[str, float] = super().evaluate(*positional, **named)

@@ -14,12 +14,13 @@ from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.ddp import settle_buckets
 from spottrain.engines.gathered import GatheredParameters
 from spottrain.engines.model_state import without_wrapper
-from spottrain.engines.named_state import MODEL, NamedState
+from spottrain.engines.named_state import MODEL
+from spottrain.engines.sharded_state import ShardedState
 from spottrain.engines.step_agreement import StepAgreement
 from spottrain.world.failures import UserError
 
 
-class AttachedModels(NamedState):
+class AttachedModels(ShardedState):
     """Implements Engine for any number of models and optimizers, whose owner calls backward, clips and updates."""
 
     def __init__(
@@ -48,6 +49,7 @@ class AttachedModels(NamedState):
                 model.find_unused_parameters or model.static_graph
             ):
                 settle_buckets(model, model.module)
+        self._read()
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Does nothing: the owner synchronises gradients."""
@@ -72,10 +74,6 @@ class AttachedModels(NamedState):
         """Clear the gradients, so that the owner's update changes nothing."""
         for optimizer in self._optimizers.values():
             optimizer.zero_grad(set_to_none=True)
-
-    def _at_rest(self) -> Mapping[str, nn.Module]:
-        self._gathered.reshard()
-        return self._models
 
     def _require_rest(self) -> None:
         """Refuse an update whose gradients the owner may have clipped or checked without seeing them."""

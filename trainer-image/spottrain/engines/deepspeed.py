@@ -23,7 +23,8 @@ from spottrain.engines.deepspeed_config import merged_config
 from spottrain.engines.deepspeed_limits import refuse_counters, unfit_for_zero, unfit_optimizer
 from spottrain.engines.deepspeed_state import ReplicaState, ZeroState, state_of
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
-from spottrain.engines.model_state import frozen_names
+from spottrain.engines.model_state import changing_values, frozen_names
+from spottrain.engines.named_state import MODEL
 from spottrain.engines.precision import autocast_forward, cast_around, weights_in_fp32
 from spottrain.engines.same_order import SameParameters
 from spottrain.engines.step_agreement import StepAgreement
@@ -230,6 +231,15 @@ class DeepSpeedEngine:
 
     def frozen(self) -> set[str]:
         return {f"model.{name}" for name in frozen_names(self._engine.module)}
+
+    def state_in_use(self) -> dict[str, Any]:
+        return self.state()
+
+    def frozen_in_use(self) -> set[str]:
+        return self.frozen()
+
+    def changing(self) -> dict[str, dict[str, Any]]:
+        return {MODEL: changing_values(self._engine.module)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._state.load_state(state)

@@ -77,6 +77,18 @@ class SavedState(Protocol):
         """Names of the tensors in `state()` that are not trained: keys that lead to them, joined by dots."""
         ...
 
+    def state_in_use(self) -> dict[str, Any]:
+        """As `state()`, while another thread may run the model forward and backward."""
+        ...
+
+    def frozen_in_use(self) -> set[str]:
+        """As `frozen()`, while another thread may run the model forward and backward."""
+        ...
+
+    def changing(self) -> dict[str, dict[str, Any]]:
+        """What a forward pass may change of `state()`: buffers and extra states of each model, by their names."""
+        ...
+
     def load_state(self, state: dict[str, Any]) -> None:
         """Use a commit that was loaded into the `room()` of this engine. A collective."""
         ...

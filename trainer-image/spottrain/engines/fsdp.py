@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,20 +13,22 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
+from torch.optim import Optimizer
 
 from spottrain.engines.blocks import find_blocks, used_from_outside
 from spottrain.engines.buffers import batch_norms, copy_from_first
-from spottrain.engines.engine import EngineConfig
+from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.gathered import GatheredParameters
 from spottrain.engines.model_state import unfit_for_shards
 from spottrain.engines.native import NativeEngine
 from spottrain.engines.same_order import SameBlocks
+from spottrain.engines.sharded_state import ShardedState
 from spottrain.engines.used import SECOND_GRADIENT, UsedParameters
 from spottrain.world.failures import UserError
 from spottrain_api.settings.choices import Sharding
 
 
-class FsdpEngine(NativeEngine):
+class FsdpEngine(ShardedState, NativeEngine):
     """Implements Engine. Gathers the blocks of the model one by one.
 
     Parameters that can't be sharded are whole on every rank. `implicit_replication` lets an optimizer update them
@@ -92,9 +94,10 @@ class FsdpEngine(NativeEngine):
                 used.watch(parameter)
         self._gathered.watch(used)
 
-    def _at_rest(self) -> Mapping[str, nn.Module]:
-        self._gathered.reshard()
-        return self._models
+    def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        wrapped = super().wrap(model, optimizer)
+        self._read()
+        return wrapped
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Prepare the reductions of a micro-batch.

@@ -125,17 +125,39 @@ def frozen_names(model: nn.Module) -> set[str]:
     with the samples. It counts as trained if the whole model is trained, or if its module has trained parameters.
     """
     model = without_wrapper(model)
-    trains = {module: any(p.requires_grad for p in module.parameters(recurse=False)) for module in model.modules()}
-    is_part = any(not parameter.requires_grad for parameter in model.parameters())
-    changing = {
-        f"{prefix}.{name}".lstrip(".")
-        for prefix, module in model.named_modules(remove_duplicate=False)
-        for name in module._buffers
-        if trains[module] or not is_part
-    }
-    changing |= {n for n, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
-    changing = {unwrapped(name) for name in changing}
+    named = model.named_parameters(remove_duplicate=False)
+    changing = {unwrapped(name) for name, parameter in named if parameter.requires_grad}
+    changing |= {_name(prefix, name) for prefix, module in _changing_modules(model) for name in module._buffers}
     return {name for name in model_state(model) if not name.endswith(_EXTRA_STATE) and not _is_within(name, changing)}
+
+
+def changing_values(model: nn.Module) -> dict[str, Any]:
+    """What a forward pass may change of `model_state`, by name: extra states, and buffers that aren't frozen."""
+    model = without_wrapper(model)
+    buffers = {
+        _name(prefix, name): buffer
+        for prefix, module in _changing_modules(model)
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    }
+    extra = {
+        _name(prefix, _EXTRA_STATE): module.get_extra_state()
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    }
+    return buffers | extra
+
+
+def _changing_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules whose buffers may change in training."""
+    is_whole = all(parameter.requires_grad for parameter in model.parameters())
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        if module._buffers and (is_whole or any(p.requires_grad for p in module.parameters(recurse=False))):
+            yield prefix, module
+
+
+def _name(prefix: str, name: str) -> str:
+    return unwrapped(f"{prefix}.{name}".lstrip("."))
 
 
 def _is_within(name: str, wholes: Collection[str]) -> bool:

@@ -10,7 +10,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from spottrain.engines.averages import copy_buffers, follow, pairs
-from spottrain.engines.model_state import frozen_names, load_model_state, model_state, unwrapped, without_wrapper
+from spottrain.engines.model_state import (
+    changing_values,
+    frozen_names,
+    load_model_state,
+    model_state,
+    unwrapped,
+    without_wrapper,
+)
 from spottrain.engines.optimizer_state import NamedOptimizer
 
 # The model of this name is named in commits as if it were alone.
@@ -62,6 +69,15 @@ class NamedState:
             for each in frozen_names(model)
         }
 
+    def state_in_use(self) -> dict[str, Any]:
+        return self.state()
+
+    def frozen_in_use(self) -> set[str]:
+        return self.frozen()
+
+    def changing(self) -> dict[str, dict[str, Any]]:
+        return {name: changing_values(model) for name, model in self._models.items()}
+
     def load_state(self, state: dict[str, Any]) -> None:
         for name, model in self._at_rest().items():
             load_model_state(model, state[name])
@@ -77,10 +93,14 @@ class NamedState:
         return {**{name: model_state(model) for name, model in self._at_rest().items()}, **tensors}
 
     def _named_optimizers(self) -> dict[str, NamedOptimizer]:
-        """By the names that parameters had before they were spread."""
+        names = self._names()
+        return {name: NamedOptimizer(optimizer, names) for name, optimizer in self._optimizers.items()}
+
+    def _names(self) -> dict[torch.Tensor, str]:
+        """The names that parameters had before they were spread."""
         names = {tensor: name for name, tensor in self._tensors.items()}
         for name, model in self._at_rest().items():
             prefix = "" if name == MODEL else f"{name}."
             for of_parameter, parameter in without_wrapper(model).named_parameters():
                 names.setdefault(parameter, f"{prefix}{unwrapped(of_parameter)}")
-        return {name: NamedOptimizer(optimizer, names) for name, optimizer in self._optimizers.items()}
+        return names

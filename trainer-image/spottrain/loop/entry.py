@@ -107,11 +107,13 @@ def session(
         current, pid = Session(launch, config, reporter), os.getpid()
         try:
             yield current
+            if os.getpid() == pid:  # a process that the script forks may leave the block, too
+                current.finish()
         except Drained:
             if os.getpid() == pid:
                 current.end(OutcomeKind.DRAINED)
             raise
-        if os.getpid() == pid:  # a process that the script forks may leave the block, too
+        if os.getpid() == pid:
             current.end(OutcomeKind.SUCCEEDED)
 
 

@@ -107,6 +107,7 @@ class ForeignLoop:
             The weighted loss, for backward.
 
         Raises:
+            Drained: The ranks have agreed to stop. Do not catch it: it ends the script.
             UserError: No micro-batch is left to weigh: the data are not from `micro_batches`.
         """
         plan = self.training.plan
@@ -131,15 +132,21 @@ class ForeignLoop:
         optimizer without a closure.
 
         Raises:
+            Drained: The ranks have agreed to stop. Do not catch it: it ends the script.
             UserError: Micro-batches of the step are missing. The update would depend on the number of ranks.
         """
         if self._has_begun:
             self._check_weighed("the optimizer was stepped")
+            self.training.begin_update()
             self._is_updated = True
         self.training.may_update()
 
-    def complete_step(self) -> None:
+    def complete_step(self, *, pauses: bool = False) -> None:
         """Call this after the framework's optimizer step. Commits if a commit is due; a second call does nothing.
+
+        Args:
+            pauses: Whether something else comes before the next step, such as an evaluation. The step can then be
+                committed meanwhile.
 
         Raises:
             Drained: The ranks have agreed to stop here, and the step is committed. Do not catch it: it ends the
@@ -149,6 +156,7 @@ class ForeignLoop:
         if self._under_way is not None and self._has_begun:
             self._check_weighed("the next step began")
             self.training.updated_elsewhere()
+            self.training.pauses = pauses
             self._has_begun, self._is_updated, self._num_weighed = False, False, 0
             self._under_way = next(self._steps, None)
 
@@ -167,6 +175,7 @@ class ForeignLoop:
 
     def _observe(self, share: torch.Tensor) -> None:
         assert self._under_way is not None  # a micro-batch was fetched
+        self.training.begin_micro_batch(self._num_weighed)
         self._num_weighed += 1
         self._under_way.observe(share.detach() / self.training.plan.world_size)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from spottrain.engines.model_state import full_state
 from spottrain.engines.named_state import MODEL
@@ -37,7 +38,13 @@ class Run:
     """
 
     def __init__(
-        self, training: Training, total: int, *, rank: int, model_state: Callable[[str], dict[str, Any]]
+        self,
+        training: Training,
+        total: int,
+        *,
+        rank: int,
+        model_state: Callable[[str], dict[str, Any]],
+        optimizers: Iterable[Optimizer],
     ) -> None:
         """Resume from the newest commit. A collective. Raises UserError as `Training.steps` does.
 
@@ -46,6 +53,7 @@ class Run:
             total: Steps of the whole run.
             rank: Number of this rank.
             model_state: The state of the model of a name, with its shards.
+            optimizers: What the script steps. The ranks may stop before the first of them in a step.
         """
         self.total = checked_total(total)
         self._training = training
@@ -54,6 +62,8 @@ class Run:
         self._steps = training.steps(self.total)
         self._under_way = next(self._steps, None)
         self._is_judged = False
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(lambda *_: self._begin_update())
 
     @property
     def step(self) -> int:
@@ -127,6 +137,10 @@ class Run:
             On rank 0, the state dict of the model before it was spread, in the CPU's memory. On the other ranks, {}.
         """
         return full_state(self._model_state(name), keep=self._rank == 0)
+
+    def _begin_update(self) -> None:
+        if self._under_way is not None:
+            self._training.begin_update()
 
     def _note_update(self, loss: torch.Tensor | float | None) -> None:
         if self._training.is_judged:

@@ -54,6 +54,7 @@ from spottrain.recovery.training_state import ORDER, SCHEDULER, STABILITY, Train
 from spottrain.world.drain import DrainFlag
 from spottrain.world.failures import Drained, UserError, as_user_errors
 from spottrain.world.launch import Launch, barrier, join_world, process_started_at
+from spottrain.world.listener import rounds_of
 from spottrain.world.progress import ProgressReporter
 from spottrain.world.rank_context import RankContext
 from spottrain.world.stop_agreement import StopAgreement
@@ -102,6 +103,7 @@ class Session:
             device=self.device,
             agreement=StopAgreement(self._groups.agreement),
             drain=self._drain,
+            rounds=rounds_of(self.rank, self.world_size),
             reporter=reporter,
         )
         try:
@@ -382,7 +384,8 @@ class Session:
             stateful=found.parts,
             by_rank=found.rank_parts(rank=self.rank, world_size=self.world_size),
         )
-        return Run(training, total, rank=self.rank, model_state=models.model_state)
+        optimizers = found.optimizers.values()
+        return Run(training, total, rank=self.rank, model_state=models.model_state, optimizers=optimizers)
 
     def _refuse_second(self) -> None:
         """Raises UserError if the session has a model in training. A call that has failed may be repeated."""
@@ -500,15 +503,21 @@ class Session:
         """Treat SIGTERM as a request to drain. Call it again if a framework has installed a handler of its own."""
         self._drain.catch_sigterm()
 
+    def finish(self) -> None:
+        """Commit the last step, if the script left the loop early. Raises Drained if the ranks stop meanwhile."""
+        if self._training is not None:
+            self._training.finish()
+
     def end(self, kind: OutcomeKind) -> None:
         """Leave the world together with the other ranks, at the end of the session.
 
-        Nothing has failed. If the script left the loop early, its last step is committed here. The outcome is written
-        when all ranks are done, because the agent treats that of a drain as the end of the process.
+        Nothing has failed. The outcome is written when all ranks are done, because the agent treats that of a drain
+        as the end of the process.
         """
-        if self._training is not None and kind is OutcomeKind.SUCCEEDED:
-            self._training.finish()
-            self._training.clean_up()
+        if self._training is not None:
+            self._training.end()
+            if kind is OutcomeKind.SUCCEEDED:
+                self._training.clean_up()
         barrier(self._groups)
         self._context.reporter.finish(kind)
         dist.destroy_process_group()

@@ -68,14 +68,17 @@ class Step:
         batches: Iterator[FetchedBatch],
         engine: Engine,
         meter: LossMeter,
+        begin: Callable[[int], None],
         update: Callable[[], None],
     ) -> None:
+        """`begin` is called with the number of each micro-batch, before it."""
         self.number = number
         self._rank = rank
         self._plan = plan
         self._batches = batches
         self._engine = engine
         self._meter = meter
+        self._begin = begin
         self._update = update
         self._current: MicroBatch | None = None
         self._num_done = 0
@@ -90,6 +93,7 @@ class Step:
             What `collate` made, on the rank's device: tensors of shape `(micro, ...)`. The last may be smaller.
 
         Raises:
+            Drained: The ranks have agreed to stop. Do not catch it: it ends the script with exit code 0.
             RuntimeError: `backward` was not called for the micro-batch before, or this is a second pass.
         """
         if self._has_begun:
@@ -98,7 +102,8 @@ class Step:
                 "through it once, and compute all that needs a micro-batch before its step.backward(loss)"
             )
         self._has_begun = True
-        for micro_batch, data in self.fetch():
+        for index, (micro_batch, data) in enumerate(self.fetch()):
+            self._begin(index)
             self._engine.begin_micro_batch(is_last=micro_batch.is_last)
             self._current = micro_batch
             yield data
@@ -173,6 +178,7 @@ class Step:
         """Clip gradients, step the optimizer and the schedule, and clear gradients.
 
         Raises:
+            Drained: The ranks have agreed to stop.
             RuntimeError: Called before all micro-batches are done, or twice.
         """
         if self.updated:

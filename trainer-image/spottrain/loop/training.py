@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from spottrain.checkpoint.errors import CheckpointError, Fenced, RanksDiffer, UnsupportedState
+from spottrain.checkpoint.errors import CheckpointError, RanksDiffer, UnsupportedState
 from spottrain.data import random_state
 from spottrain.data.loader import MicroBatches
 from spottrain.data.own_data import NoBatches, OwnData
@@ -25,6 +25,7 @@ from spottrain.loop.acceptance import checked_total
 from spottrain.loop.epoch import Epoch
 from spottrain.loop.stability import StabilityGuard, StepDecision
 from spottrain.loop.step import LossMeter, Step
+from spottrain.loop.stopping import Stopping
 from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.script_parts import PREFIX
 from spottrain.recovery.store_retries import may_succeed_later
@@ -94,6 +95,7 @@ class Training:
         self._context = context
         self._agreement = context.agreement
         self._reporter = context.reporter
+        self._recovery = recovery
         self._schedule = recovery.schedule
         self._saver = recovery.saver
         self._restorer = recovery.restorer
@@ -103,9 +105,13 @@ class Training:
         self._batches: MicroBatches | NoBatches | None = None
         self._loss_was_bad = False
         self._has_updated = self._is_tried = False
+        self._recorded = 0  # the newest step whose samples are recorded
+        self._started: Stopping | None = None
         self._under_way: tuple[Step, float] | None = None  # with the time of its start
         self.before_finish: Callable[[], None] = lambda: None
         """Set by a framework's loop, which the script may have left after an update."""
+        self.pauses = False
+        """Set by a framework's loop: whether something else comes before the next step, such as an evaluation."""
 
     @property
     def optimizer(self) -> Optimizer:
@@ -200,6 +206,8 @@ class Training:
         self.before_finish()
         if self._under_way is not None and self._under_way[0].updated:  # the script left the loop after it
             self._complete()
+        if self._started is not None:
+            self._started.stand_down()
         self._observe_loss(self._agreement.read())
         self._saver.save_last(self._state, self.step)
         self._reporter.update(step=self.step)
@@ -223,6 +231,45 @@ class Training:
             raise UserError(f"the decay of an average is from 0 to 1, such as 0.999, and not {decay:g}")
         self._engine.update_average(average, source, decay)
 
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Around an evaluation, or anything else between two steps that may take long.
+
+        After a notice, the ranks commit the step before meanwhile. Steps that take a few seconds or more can be
+        committed so without it, too. Evaluate at the start of a step, before its micro-batches: a resume then does it
+        again. What runs inside changes nothing that commits hold, except for random numbers, which are as before
+        afterwards.
+
+        Example:
+            >>> import spottrain, torch
+            >>> data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randn(8, 1))
+            >>> def evaluate(model):
+            ...     with torch.no_grad():
+            ...         return model(data[:][0]).mean()
+            >>> with spottrain.session(global_batch=4) as session:
+            ...     training = session.prepare(
+            ...         torch.nn.Linear(3, 1),
+            ...         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+            ...         dataset=data,
+            ...     )
+            ...     for step in training.steps(total=4):
+            ...         if step.number % 2 == 1:
+            ...             with training.evaluation():
+            ...                 mean = evaluate(training.model)
+            ...         for inputs, targets in step.micro_batches():
+            ...             step.backward(torch.nn.functional.mse_loss(training.model(inputs), targets))
+            ...         step.update()
+        """
+        before = random_state.capture()
+        if self._started is not None:
+            self._started.pause()
+        try:
+            yield
+        finally:
+            random_state.restore(before)
+            if self._started is not None:
+                self._started.resume()
+
     def full_state_dict(self) -> dict[str, Any]:
         """The whole model under any strategy, to write it to a file.
 
@@ -233,6 +280,16 @@ class Training:
             On rank 0, the state dict in the CPU's memory. On the other ranks, {}.
         """
         return full_state(self._engine.model_state(), keep=self._context.rank == 0)
+
+    def begin_micro_batch(self, index: int) -> None:
+        """Begin a micro-batch of the step under way, by its number. Raises Drained if the ranks stop before it."""
+        assert self._under_way is not None
+        self._stopping.begin_micro_batch(self._under_way[0].number, index)
+
+    def begin_update(self) -> None:
+        """Begin the update of the step under way. Raises Drained if the ranks stop before it."""
+        assert self._under_way is not None
+        self._stopping.begin_update(self._under_way[0].number)
 
     def may_update(self) -> bool:
         """Judge the step under way: whether its gradients are used.
@@ -258,9 +315,12 @@ class Training:
 
     def updated_elsewhere(self) -> None:
         """Note that the framework that owns the loop has updated the step under way. A collective."""
+        self.begin_update()  # a scaler may have left out the optimizer's step
         assert self._under_way is not None
+        step, _ = self._under_way
         self._engine.update()
-        self._under_way[0].updated = True
+        step.updated = True
+        self._stopping.updated(step.number)
 
     def clean_up(self) -> None:
         """At the end of the script: delete the checkpoints that are no longer kept."""
@@ -268,6 +328,16 @@ class Training:
         if self._context.rank == 0 and total is not None and self.step < total:
             self._checkpoint_reports.ended_early(self.step, total)
         self._saver.clean_up()
+
+    def end(self) -> None:
+        """End what runs beside the training, at the end of the session."""
+        if self._started is not None:
+            self._started.end()
+
+    @property
+    def _stopping(self) -> Stopping:
+        assert self._started is not None  # the loop has started
+        return self._started
 
     def _require_same(self, number: int, otherwise: str) -> None:
         least, most = self._agreement.least(number), -self._agreement.least(-number)
@@ -283,6 +353,10 @@ class Training:
         with as_user_errors():
             identity = self._data.begin(length, by_epoch=by_epoch)
         self._batches = self._resume(identity)
+        self._recorded = self.step
+        self._started = Stopping(
+            self._state, self.step, context=self._context, recovery=self._recovery, on_commit=self._committed
+        )
         with self._closing_on_error():
             decision = self._agreement.settle(self._ballot())
             if decision.orders_differ:
@@ -305,6 +379,8 @@ class Training:
                 if not self._data.batches.is_over(self.step):
                     self._follow(decision)
                 self._agreement.start(self._ballot())
+                if not self._data.batches.is_over(self.step):
+                    self._stopping.completed(self.step, pauses=self.pauses)
         if self._data.batches.is_over(self.step):
             self.finish()
 
@@ -346,6 +422,7 @@ class Training:
             batches=batches,
             engine=self._engine,
             meter=self._meter,
+            begin=self.begin_micro_batch,
             update=self._update,
         )
 
@@ -366,21 +443,34 @@ class Training:
         )
 
     def _update(self) -> None:
+        self.begin_update()
         if self.may_update():
             self._engine.update()
         if self._data.steps_schedule(self.step):
             for scheduler in self._state.schedulers.values():
                 scheduler.step()
         self.step += 1
+        self._stopping.updated(self.step)
+
+    def _committed(self, step: int) -> None:
+        """Note that the listener has committed a step, whose completion may be left out."""
+        self._record(step)
+        self._reporter.update(step=step)
+
+    def _record(self, step: int) -> None:
+        if step > self._recorded:
+            self._recorded = step
+            self._data.record(step)
 
     def _complete(self) -> None:
         assert self._under_way is not None
         step, started = self._under_way
-        seconds, self._under_way = time.monotonic() - started, None
         if not step.updated:
             raise RuntimeError("step.update() was not called; call it once at the end of each step")
+        self._stopping.begin_completion(step.number)
+        seconds, self._under_way = time.monotonic() - started, None
         self.step = step.number  # again, for a framework's update
-        self._data.record(self.step)
+        self._record(self.step)
         self._reporter.step(
             self.step,
             seconds=seconds,
@@ -449,10 +539,11 @@ class Training:
 
     def _drain(self) -> None:
         """Commit this step if there is time, and end the script. The step is the same on all ranks."""
+        self._stopping.stand_down()
         self._reporter.update(step=self.step)
         # A notice reaches the ranks of one node first: the others may know a different deadline, or none.
         seconds_left = self._agreement.least(self._context.drain.seconds_left())
-        error = self._commit_in_time(seconds_left)
+        error = self._saver.save_in_time(self._state, self.step, seconds_left)
         for pause in DRAIN_PAUSES:
             if error is None:
                 break
@@ -462,19 +553,8 @@ class Training:
             if seconds_left <= 0.0:
                 break
             self._saver.sleep(pause)
-            error = self._commit_in_time(seconds_left)
+            error = self._saver.save_in_time(self._state, self.step, seconds_left)
         if error is not None:
             # The newest commit stands, and the outcome names it: the next generation resumes from it.
             logger.warning("Step %d could not be committed before the end of this generation.", self.step)
         raise Drained
-
-    def _commit_in_time(self, seconds_left: float) -> CheckpointError | None:
-        try:
-            if self._saver.fits(self.step, seconds_left):
-                self._saver.save(self._state, self.step, seconds_left=seconds_left)
-        except (Fenced, UnsupportedState):  # the next generation would fare no better
-            raise
-        except CheckpointError as error:
-            self._checkpoint_reports.failed(error)
-            return error
-        return None

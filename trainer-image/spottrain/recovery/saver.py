@@ -20,7 +20,7 @@ from spottrain.recovery.interval import CheckpointCost
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.schedule import CheckpointSchedule
 from spottrain.recovery.store_retries import may_succeed_later, retry
-from spottrain.recovery.training_state import TrainingState, what_fits
+from spottrain.recovery.training_state import CommitContents, TrainingState, what_fits
 from spottrain_api.contract.reports import CheckpointTimings
 
 T = TypeVar("T")
@@ -136,7 +136,7 @@ class StateSaver:
         if self.checkpointer is not None:
             self.checkpointer.share_failures()
 
-    def save(self, state: TrainingState, step: int, *, seconds_left: float = math.inf) -> None:
+    def save(self, state: CommitContents, step: int, *, seconds_left: float = math.inf) -> None:
         """Save this step, and return when it is committed. Does nothing if it is committed already.
 
         Args:
@@ -157,6 +157,18 @@ class StateSaver:
         )
         self._saved(handle, forecast_seconds)
         self.committed_step = step
+
+    def save_in_time(self, state: CommitContents, step: int, seconds_left: float) -> CheckpointError | None:
+        """As `save`, but only if it can end in time. Returns the error of a save that a later one may mend."""
+        try:
+            if self.fits(step, seconds_left):
+                self.save(state, step, seconds_left=seconds_left)
+        except (Fenced, UnsupportedState):  # the next generation would fare no better
+            raise
+        except CheckpointError as error:
+            self.reports.failed(error)
+            return error
+        return None
 
     def save_last(self, state: TrainingState, step: int) -> None:
         """Save the last step.
@@ -240,7 +252,7 @@ class StateSaver:
         clean_up_failure = self.checkpointer.clean_up_failure if self.checkpointer is not None else None
         self.reports.saved(handle, timings, clean_up_failure)
 
-    def _saved_as_far_as_possible(self, save: Callable[..., T], state: TrainingState, step: int) -> T:
+    def _saved_as_far_as_possible(self, save: Callable[..., T], state: CommitContents, step: int) -> T:
         """Save without what no commit can hold, and say so: better than to lose the step.
 
         The first update has shown that a commit can hold the state. What has become of it since is the script's.

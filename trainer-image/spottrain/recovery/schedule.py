@@ -72,6 +72,10 @@ class CheckpointSchedule:
             return None
         return SAFETY_FACTOR * self.agreed_seconds + BALLOT_STEPS * step_seconds + SAFETY_SECONDS
 
+    def safe_seconds(self) -> float | None:
+        """How long before a deadline a save has to start; None before its cost is known."""
+        return SAFETY_FACTOR * self.agreed_seconds + SAFETY_SECONDS if self.agreed_seconds is not None else None
+
     def fits(self, seconds_left: float) -> bool:
         """Whether a save can end within so many seconds, by the agreed forecast.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
@@ -44,9 +44,33 @@ ORDER = "order"
 _IDENTITY_BEFORE = {"order": "permutation", "loop": "steps"}
 
 
+class CommitContents(Protocol):
+    """What a commit holds."""
+
+    def tensors(self) -> dict[str, Any]:
+        """Models, optimizers and the script's parts in the form that DCP expects, with their shards."""
+        ...
+
+    def frozen(self) -> set[str]:
+        """Names of the tensors that are not trained, as in the checkpointer."""
+        ...
+
+    def extra(self) -> dict[str, Any]:
+        """What a commit holds besides tensors: plain values, the same on all ranks."""
+        ...
+
+    def alike(self) -> list[tuple[str, ...]]:
+        """Where `extra` has values that are the same on all ranks."""
+        ...
+
+    def rank_state(self) -> dict[str, Any]:
+        """Plain values of this rank's own."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingState:
-    """Everything that makes a resumed run the same run.
+    """Everything that makes a resumed run the same run. Implements CommitContents.
 
     Attributes:
         models: Holds models and optimizers.
@@ -86,7 +110,11 @@ class TrainingState:
 
     def tensors(self) -> dict[str, Any]:
         """Model, optimizer and the script's parts in the form that DCP expects, with their shards."""
-        return {**self.models.state(), **states_of(self._parts())}
+        return {**self.models.state(), **self.parts()}
+
+    def parts(self) -> dict[str, Any]:
+        """The script's parts that are the same on all ranks."""
+        return states_of(self._parts())
 
     def room(self, saved: dict[str, Any]) -> dict[str, Any]:
         """A state to load a commit into: see `SavedState.room`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -46,6 +47,7 @@ class ProgressReporter:
         self._written_at = 0.0
         self._write_failed = False
         self._background = BackgroundThread("progress")
+        self._changing = threading.Lock()  # the listener reports, too
         self.progress = Progress(generation=generation, updated_at=datetime.now(UTC))
 
     def milestone(self, name: str, at: datetime | None = None) -> None:
@@ -91,7 +93,8 @@ class ProgressReporter:
 
     def note(self, **changes: Any) -> None:
         """Change fields of Progress, which are written with the next step."""
-        self.progress = self.progress.model_copy(update={**changes, "updated_at": datetime.now(UTC)})
+        with self._changing:
+            self.progress = self.progress.model_copy(update={**changes, "updated_at": datetime.now(UTC)})
 
     def observe_loss(self, loss: float) -> None:
         """Set the newest mean loss. JSON has no NaN: None stands for it."""

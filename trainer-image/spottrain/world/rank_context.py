@@ -10,6 +10,7 @@ import torch
 
 from spottrain.world.drain import DrainFlag
 from spottrain.world.failures import Drained
+from spottrain.world.listener import Rounds
 from spottrain.world.progress import ProgressReporter
 from spottrain.world.stop_agreement import Ballot, StopAgreement
 
@@ -23,6 +24,7 @@ class RankContext:
         device: Device on which it trains.
         agreement: By which the ranks agree to stop or to save.
         drain: Whether this rank has seen a request to drain.
+        rounds: How the ranks agree to stop while a step is under way.
         reporter: Reports to the agent.
     """
 
@@ -30,6 +32,7 @@ class RankContext:
     device: torch.device
     agreement: StopAgreement
     drain: DrainFlag
+    rounds: Rounds
     reporter: ProgressReporter
 
     def sleep(self, seconds: float) -> None:
