@@ -14,11 +14,11 @@ import pytest
 
 @pytest.fixture
 def world_of_its_own() -> Iterator[None]:
-    """End the world of one rank that the test's session has made.
+    """End the world of one rank that the test's session has made. Its steps don't count as long on a busy machine.
 
     DeepSpeed and Accelerate note worlds in the environment, also those of earlier tests.
     """
-    with patch.dict(os.environ):
+    with patch.dict(os.environ), patch("spottrain.world.listener.LISTEN_AFTER_SECONDS", 600.0):
         os.environ.pop("LOCAL_RANK", None)
         yield
     import torch.distributed as dist

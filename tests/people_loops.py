@@ -430,5 +430,7 @@ def train_recurrent(session: spottrain.Session | None, after_step: Callable[[], 
 
 
 LOOPS["carried state"] = Loop(train_recurrent, lambda: train_recurrent(None, lambda: None), COLUMNS, COLUMNS)
+
+
 LOOPS["mesh"] = Loop(train_on_mesh, plain_mesh, MESH_BATCH, MESH_BATCH)
 LOOPS["actor and critic"] = Loop(actor_critic, lambda: actor_critic(None, lambda: None), EPISODES, EPISODES)

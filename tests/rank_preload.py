@@ -42,6 +42,8 @@ preload(
         "deepspeed.runtime.superoffload.superoffload_stage3",
     )
 )
+# Steps of a busy machine are not long ones: where a test drains does not depend on its speed.
+cast(Any, importlib.import_module("spottrain.world.listener")).LISTEN_AFTER_SECONDS = 600.0
 # DeepSpeed asks a compiler which of its kernels it could build.
 _ = importlib.import_module("deepspeed.ops").__compatible_ops__
 

@@ -6,7 +6,7 @@ and the computation of a step are questions to the world.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ from explorer.store import Committed
 from spottrain.checkpoint.errors import CheckpointError
 from spottrain.data.batches import Batches
 from spottrain.data.order import Permutation
+from spottrain.loop.stopping import Stopping
 from spottrain.loop.training import Training
 from spottrain.recovery.interval import CommitInterval
 from spottrain.recovery.saver import StateSaver
@@ -239,6 +240,18 @@ class _State:
     alike = frozen
 
 
+class _Boundaries:
+    """Stands for Stopping: steps are short, and the ranks stop at their boundaries alone."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """There is no listener."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name not in vars(Stopping):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+
 @lru_cache(maxsize=200_000)
 def stand_of_rank(number: int, start: Committed | None, log: tuple[Any, ...]) -> tuple[Position, Reported]:
     """Return the position of rank `number`, and what it has reported.
@@ -295,4 +308,5 @@ def _training(number: int, start: Committed | None, script: Script, reporter: _R
         context=cast(Any, context),
         recovery=cast(Any, SimpleNamespace(schedule=schedule, saver=saver, restorer=restorer, reports=reports)),
         guard=None,
+        stopping=cast(Any, _Boundaries),
     )

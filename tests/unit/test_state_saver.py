@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
@@ -14,6 +15,7 @@ import torch
 
 from memory_storage import MemoryStorage
 from spottrain.checkpoint.checkpointer import Checkpointer
+from spottrain.checkpoint.errors import RanksDiffer
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.stores.storage import Buffer
@@ -177,3 +179,24 @@ def test_a_replica_is_without_what_it_cannot_hold(storage: HangingStorage) -> No
     assert {"stateful.good", "stateful.bad"} & found.keys() == {"stateful.good"}
     assert values["stateful"] == ["good"]
     assert values["records"] == {"times": {"n": 1}}
+
+
+def save_apart(tensors: dict[str, Any], **_: Any) -> list[str]:
+    """As a checkpointer whose ranks have come apart in two parts of the script's state."""
+    for name in ("stateful.best", "stateful.seen"):
+        if name in tensors:
+            raise RanksDiffer(f"Rank 1 has another {name}.", f"{name}.loss")
+    return list(tensors)
+
+
+def test_a_save_leaves_out_parts_in_which_the_ranks_have_come_apart(
+    storage: HangingStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = {"w": torch.ones(2), "stateful.best": {"loss": 1.0}, "stateful.seen": {"loss": 2.0}}
+    extra: dict[str, Any] = {"optimizers": [], "stateful": ["best", "seen", "rest"], "records": {}}
+    contents = NOTHING_ELSE | {"frozen": set, "tensors": lambda: tensors, "extra": lambda: extra}
+    saver = saver_to(storage, slow_seconds=0.0)
+    assert saver._saved_as_far_as_possible(save_apart, cast(Any, SimpleNamespace(**contents)), 3) == ["w"]
+    [said] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    for name in ("best", "seen"):
+        assert f"The checkpoint of step 3 is without the state of {name} (stateful)" in said

@@ -85,7 +85,9 @@ class Training:
         context: RankContext,
         recovery: Recovery,
         guard: StabilityGuard | None,
+        stopping: Callable[..., Stopping] = Stopping,
     ) -> None:
+        """`stopping` makes what stops the rank while a step is under way."""
         self.model = model
         self.step = 0
         self.plan = data.plan
@@ -106,6 +108,7 @@ class Training:
         self._loss_was_bad = False
         self._has_updated = self._is_tried = False
         self._recorded = 0  # the newest step whose samples are recorded
+        self._make_stopping = stopping
         self._started: Stopping | None = None
         self._under_way: tuple[Step, float] | None = None  # with the time of its start
         self.before_finish: Callable[[], None] = lambda: None
@@ -354,7 +357,7 @@ class Training:
             identity = self._data.begin(length, by_epoch=by_epoch)
         self._batches = self._resume(identity)
         self._recorded = self.step
-        self._started = Stopping(
+        self._started = self._make_stopping(
             self._state, self.step, context=self._context, recovery=self._recovery, on_commit=self._committed
         )
         with self._closing_on_error():

@@ -259,15 +259,19 @@ class StateSaver:
         """
         rest = {"frozen": state.frozen(), "rank_state": state.rank_state()}
         tensors, extra = state.tensors(), state.extra()
-        try:
-            return save(tensors, extra=self._with_cost(extra), alike=state.alike(), **rest)
-        except (RanksDiffer, UnsupportedState) as error:
-            tensors, extra, change = what_fits(tensors, extra, error)
-            if change is None:
-                raise
-            handle = save(tensors, extra=self._with_cost(extra), **rest)
-            self.reports.warn(f"The checkpoint of step {step} {change}. {error}")
-            return handle
+        sentences: list[str] = []
+        while True:  # each time with less
+            try:
+                handle = save(tensors, extra=self._with_cost(extra), alike=state.alike(), **rest)
+            except (RanksDiffer, UnsupportedState) as error:
+                tensors, extra, change = what_fits(tensors, extra, error)
+                if change is None:
+                    raise
+                sentences.append(f"The checkpoint of step {step} {change}. {error}")
+            else:
+                if sentences:
+                    self.reports.warn(" ".join(sentences))
+                return handle
 
     def _extra(self, state: TrainingState) -> dict[str, Any]:
         return self._with_cost(state.extra())

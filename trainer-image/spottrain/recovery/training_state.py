@@ -275,21 +275,28 @@ def what_fits(
         values besides, without such records; and what that makes of the commit, None if nothing helps.
     """
     if isinstance(error, RanksDiffer):
-        is_of_script = error.name.startswith(PREFIX)
-        return tensors, extra, f"holds rank 0's {error.name} for all ranks" if is_of_script else None
+        parts = [name for name in extra["stateful"] if f"{error.name}.".startswith(f"{PREFIX}{name}.")]
+        return _without(tensors, extra, parts)
     records = {name: state for name, state in extra["records"].items() if codec.is_storable(state)}
     optimizers = {name: _fitting(tensors[name]) for name in extra["optimizers"]}
     parts = [*unfit_parts(tensors), *(extra["records"].keys() - records.keys())]
-    left_out = [f"the state of {name} (stateful)" for name in parts]
-    left_out += [
+    left_out = [
         f"the optimizer's state of {name}"
         for key, kept in optimizers.items()
         for name in tensors[key]["state"]
         if name not in kept["state"]
     ]
+    return _without({**tensors, **optimizers}, {**extra, "records": records}, parts, left_out)
+
+
+def _without(
+    tensors: dict[str, Any], extra: dict[str, Any], parts: Sequence[str], further: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, Any], str | None]:
+    """A state without these parts, and the sentence's part about them and what else was left out."""
+    left_out = [*(f"the state of {name} (stateful)" for name in parts), *further]
     change = f"is without {', '.join(left_out)}, which a resume would start afresh" if left_out else None
     names = [name for name in extra["stateful"] if name not in parts]
-    return without({**tensors, **optimizers}, parts), {**extra, "records": records, "stateful": names}, change
+    return without(tensors, parts), {**extra, "stateful": names}, change
 
 
 def _is_trained(saved: Any) -> bool:
