@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 import spottrain
 from spottrain import ByRank
 from spottrain.checkpoint.format import codec
+from spottrain.recovery.kept_state import WeightSample
 from spottrain.world.failures import UserError
 from spottrain_api.settings.choices import StabilityAction
 from spottrain_api.settings.stability import StabilityConfig
@@ -213,6 +214,26 @@ def test_a_script_that_does_not_ask_is_refused_under_stability() -> None:
         run = session.attach(total=2, model=model, optimizer=optimizer)
         with pytest.raises(UserError, match=r"only `if run\.may_update\(loss\)`"):
             run.boundary()
+
+
+@pytest.mark.parametrize("name", ["target", "factor", "model", "nothing"])
+def test_what_a_script_changes_within_a_step_is_noticed(name: str) -> None:
+    """A step that has changed more than a commit keeps can't be abandoned."""
+    model, optimizer = linear()
+    target, factor = nn.Linear(2, 2), torch.zeros(2)
+    parts = {"model": model, "optimizer": optimizer, "target": target, "factor": factor}
+    changed: dict[str, list[torch.Tensor]] = {
+        "target": [target.weight],
+        "factor": [factor],
+        "model": [*model.parameters()],
+        "nothing": [],
+    }
+    with spottrain.session() as session:
+        sample = WeightSample.of(session.attach(total=1, **parts)._training._state)
+        with torch.no_grad():
+            for each in changed[name]:
+                each.add_(1.0)
+    assert sample.is_same() == (name == "nothing")
 
 
 def lives(folder: Path, total: int, **how: Any) -> list[int]:

@@ -407,6 +407,9 @@ class _NoEngine:
     def frozen_in_use(self) -> set[str]:
         return set()
 
+    def beside(self) -> list[torch.Tensor]:
+        return []
+
     def changing(self) -> dict[str, Any]:
         return {}
 

@@ -49,6 +49,9 @@ class AttachedModels(ShardedState):
                 model.find_unused_parameters or model.static_graph
             ):
                 settle_buckets(model, model.module)
+        trained = self._trained_parameters()
+        others = [[*model.parameters()] for model in models.values() if trained.isdisjoint(model.parameters())]
+        self._beside = [*self._tensors.values(), *(each for parameters in others for each in parameters)]
         self._read()
 
     def begin_micro_batch(self, *, is_last: bool) -> None:

@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -240,6 +241,9 @@ class DeepSpeedEngine:
 
     def changing(self) -> dict[str, dict[str, Any]]:
         return {MODEL: changing_values(self._engine.module)}
+
+    def beside(self) -> Sequence[torch.Tensor]:
+        return ()
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._state.load_state(state)

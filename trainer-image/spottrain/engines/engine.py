@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -87,6 +87,10 @@ class SavedState(Protocol):
 
     def changing(self) -> dict[str, dict[str, Any]]:
         """What a forward pass may change of `state()`: buffers and extra states of each model, by their names."""
+        ...
+
+    def beside(self) -> Sequence[torch.Tensor]:
+        """Tensors in `state()` that no optimizer trains, and that a script changes itself, such as an average's."""
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ class NamedState:
     _models: Mapping[str, nn.Module]
     _optimizers: Mapping[str, Optimizer]
     _tensors: Mapping[str, torch.Tensor] = {}
+    _beside: Sequence[torch.Tensor] = ()
 
     def _at_rest(self) -> Mapping[str, nn.Module]:
         """The models with their own parameters, which the optimizers have. What reads or changes them takes these."""
@@ -60,14 +61,17 @@ class NamedState:
 
     def frozen(self) -> set[str]:
         """Not those of a model that no optimizer trains, such as an average of weights: they change all the same."""
-        optimizers = self._optimizers.values()
-        trained = {each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
+        models, trained = self._at_rest().items(), self._trained_parameters()
         return {
             f"{name}.{each}"
-            for name, model in self._at_rest().items()
+            for name, model in models
             if not trained.isdisjoint(model.parameters())
             for each in frozen_names(model)
         }
+
+    def _trained_parameters(self) -> set[torch.Tensor]:
+        optimizers = self._optimizers.values()
+        return {each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
 
     def state_in_use(self) -> dict[str, Any]:
         return self.state()
@@ -77,6 +81,9 @@ class NamedState:
 
     def changing(self) -> dict[str, dict[str, Any]]:
         return {name: changing_values(model) for name, model in self._models.items()}
+
+    def beside(self) -> Sequence[torch.Tensor]:
+        return self._beside
 
     def load_state(self, state: dict[str, Any]) -> None:
         for name, model in self._at_rest().items():

@@ -8,14 +8,13 @@ weights have changed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from spottrain.checkpoint.format import codec
 from spottrain.recovery.training_state import TrainingState
@@ -36,8 +35,10 @@ class WeightSample:
 
     @classmethod
     def of(cls, state: TrainingState) -> WeightSample:
-        """Take it from the optimizers' parameters."""
-        return cls([(each, _sample(each)) for each in _chosen(state.optimizers.values())])
+        """Take it from the optimizers' parameters, and from what the script changes itself."""
+        optimizers = state.optimizers.values()
+        trained = [each for one in optimizers for group in one.param_groups for each in group["params"]]
+        return cls([(each, _sample(each)) for some in (trained, state.models.beside()) for each in _chosen(some)])
 
     def is_same(self) -> bool:
         """Whether the weights have the same elements now."""
@@ -125,9 +126,8 @@ def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
-def _chosen(optimizers: Iterable[Optimizer]) -> Iterator[torch.Tensor]:
+def _chosen(parameters: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     """What this rank has of the largest parameters, and of others at regular distances."""
-    parameters = [each for one in optimizers for group in one.param_groups for each in group["params"]]
     by_size = sorted(parameters, key=torch.Tensor.numel, reverse=True)
     others = by_size[NUM_LARGEST:]
     for each in by_size[:NUM_LARGEST] + others[:: max(1, len(others) // NUM_OTHERS)]:
