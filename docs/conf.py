@@ -24,7 +24,8 @@ myst_heading_anchors = 3
 
 # Every name in the Python API leads somewhere; those of other projects can't be looked up without a network.
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!spottrain\.).*")]
+A_TYPE_VARIABLE = ("py:class", r"spottrain\.loop\.session\.Model")
+nitpick_ignore_regex = [("py:.*", r"(?!spottrain\.).*"), A_TYPE_VARIABLE]
 default_role = "code"
 autoclass_content = "both"
 autodoc_member_order = "bysource"
