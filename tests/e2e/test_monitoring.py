@@ -83,6 +83,7 @@ def test_every_panel_and_every_alert_of_a_preempted_job_has_data(
     spec: dict[str, Any] = {
         "capacity": {"onDemand": {"min": 1, "max": 1, "pricePerHour": 3.0}, "spot": {"max": 2, "pricePerHour": 1.0}},
         "runPolicy": {"activeDeadlineSeconds": 10**7},
+        "budget": {"maxCost": 10**6},
     }
     with (
         prometheus_server(binaries, tmp_path, targets(kubectl), RULES) as prometheus,

@@ -22,7 +22,7 @@ PREPARED = {
     "data loader": "dataset is a DataLoader",
     "splits": "dataset is a mapping (dict)",
     "empty": "the dataset has no samples",
-    "sampler": "loader: batch_sampler can't be given: the batch is the job's",
+    "sampler": "loader: batch_sampler can't be given: pass what it returns as order",
     "collate": "collate (list) is not a function",
     "no workers": "prefetch_factor option could only be specified in multiprocessing",
     "meta": "0.weight is on the meta device",
