@@ -25,13 +25,14 @@ class SharedBuffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        # A walk through the modules in each step would take a millisecond or more.
+        self._modules = list(model.named_modules())
         self._lines: list[str] = []
         self._digest = digest_of([])
 
     def digest(self) -> int:
         """A positive number for the names, shapes and types of this rank's buffers, which has to be that of all."""
-        lines = described(_saved_buffers(self._model))
+        lines = described(_saved_buffers(self._modules))
         if lines != self._lines:
             self._lines, self._digest = lines, digest_of(lines)
         return self._digest
@@ -51,9 +52,9 @@ class SharedBuffers:
             UserError: The ranks can't share a buffer.
         """
         try:
-            copy_from_first(buffer.detach() for _, buffer in _saved_buffers(self._model))
+            copy_from_first(buffer.detach() for _, buffer in _saved_buffers(self._modules))
         except RuntimeError:
-            check_buffers(self._model)
+            _check_buffers(self._modules)
             raise
 
 
@@ -75,7 +76,11 @@ def check_buffers(model: nn.Module) -> None:
 
     It is expanded, sparse, nested or conjugate. On another device, it may be plain: move the model first.
     """
-    for name, found in _saved_buffers(model):
+    _check_buffers(model.named_modules())
+
+
+def _check_buffers(modules: Iterable[tuple[str, nn.Module]]) -> None:
+    for name, found in _saved_buffers(modules):
         if is_lazy(found) or not found.numel():
             continue
         buffer = found.detach()
@@ -90,12 +95,12 @@ def check_buffers(model: nn.Module) -> None:
             ) from error
 
 
-def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _saved_buffers(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
     """The buffers in the state dict, by name. They are looked up each time, because models replace their tensors."""
-    for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(prefix, recurse=False):
-            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
-                yield name, buffer
+    for prefix, module in modules:
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}".lstrip("."), buffer
 
 
 def _bytes_of(whole: torch.Tensor) -> torch.Tensor:
