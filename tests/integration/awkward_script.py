@@ -8,21 +8,18 @@ trained model. All ranks write what they were refused.
 import json
 import os
 import signal
-import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 RANK_SETTINGS: dict[str, Any] = globals()["RANK_SETTINGS"]
 os.environ.update(RANK_SETTINGS["environment"])
 
 import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
 
 import spottrain  # noqa: E402
-import spottrain.loop.session as session_module  # noqa: E402
 from awkward_models import (  # noqa: E402
     CLIP,
     DECAY,
@@ -36,8 +33,8 @@ from awkward_models import (  # noqa: E402
     make_optimizer,
     samples,
 )
+from sessions_in_one_world import run_sessions  # noqa: E402
 from spottrain.loop.training import Training  # noqa: E402
-from spottrain.world.launch import Groups, Launch, join_world  # noqa: E402
 from spottrain_api.settings.training import DeepSpeedConfig, FsdpConfig  # noqa: E402
 
 torch.set_num_threads(1)
@@ -210,34 +207,5 @@ def run(model: str, loop: str, turn: int, turns: int) -> None:
             torch.save(trained, f"{RANK_SETTINGS['folder']}/{model}/{loop}.pt")
 
 
-def main() -> dict[str, dict[str, str]]:
-    """By case, the sentence with which it was refused, or a traceback."""
-    groups: dict[str, Groups] = {}
-    found: dict[str, dict[str, str]] = {}
-
-    def join_once(launch: Launch) -> Groups:
-        return groups.setdefault("all", groups.get("all") or join_world(launch))
-
-    def said(_: object, sentence: str) -> None:
-        found[name] = {"refused": sentence}
-
-    # All sessions are in one world, which takes longer to join than a session takes.
-    with (
-        patch.object(session_module, "join_world", join_once),
-        patch.object(dist, "destroy_process_group"),
-        patch("spottrain.loop.entry.logs.say", said),
-    ):
-        for model, loop, turn, turns in RANK_SETTINGS["cases"]:
-            name = f"{model}: {loop}"
-            try:
-                run(model, loop, turn, turns)
-            except SystemExit:  # after a drain, or after a sentence
-                pass
-            except BaseException:
-                found[name] = {"error": traceback.format_exc()}
-                break  # the other ranks may be in another collective by now
-    return found
-
-
-errors = main()
+errors = run_sessions((f"{case[0]}: {case[1]}", partial(run, *case)) for case in RANK_SETTINGS["cases"])
 Path(f"{RANK_SETTINGS['result']}-{RANK}").write_text(json.dumps(errors))

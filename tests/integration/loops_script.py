@@ -7,22 +7,19 @@ of the last world saves what each case has trained. All ranks write what they we
 import json
 import os
 import signal
-import traceback
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 RANK_SETTINGS: dict[str, Any] = globals()["RANK_SETTINGS"]
 os.environ.update(RANK_SETTINGS["environment"])
 
 import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
 
 import spottrain  # noqa: E402
-import spottrain.loop.session as session_module  # noqa: E402
 from people_loops import LOOPS  # noqa: E402
-from spottrain.world.launch import Groups, Launch, join_world  # noqa: E402
+from sessions_in_one_world import run_sessions  # noqa: E402
 from spottrain_api.settings.training import DeepSpeedConfig  # noqa: E402
 
 torch.set_num_threads(1)
@@ -54,33 +51,5 @@ def run(name: str) -> None:
             torch.save(trained, f"{RANK_SETTINGS['folder']}/{name}.pt")
 
 
-def main() -> dict[str, dict[str, str]]:
-    """By case, the sentence with which it was refused, or a traceback."""
-    groups: dict[str, Groups] = {}
-    found: dict[str, dict[str, str]] = {}
-
-    def join_once(launch: Launch) -> Groups:
-        return groups.setdefault("all", groups.get("all") or join_world(launch))
-
-    def said(_: object, sentence: str) -> None:
-        found[name] = {"refused": sentence}
-
-    # All sessions are in one world, which takes longer to join than a session takes.
-    with (
-        patch.object(session_module, "join_world", join_once),
-        patch.object(dist, "destroy_process_group"),
-        patch("spottrain.loop.entry.logs.say", said),
-    ):
-        for name in RANK_SETTINGS["cases"]:
-            try:
-                run(name)
-            except SystemExit:  # after a drain, or after a sentence
-                pass
-            except BaseException:
-                found[name] = {"error": traceback.format_exc()}
-                break  # the other ranks may be in another collective by now
-    return found
-
-
-errors = main()
+errors = run_sessions((name, partial(run, name)) for name in RANK_SETTINGS["cases"])
 Path(f"{RANK_SETTINGS['result']}-{RANK}").write_text(json.dumps(errors))

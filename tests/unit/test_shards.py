@@ -186,20 +186,15 @@ def test_a_fetch_that_is_killed_leaves_neither_half_a_shard_nor_its_room(tmp_pat
 
 def test_a_store_that_is_gone_for_a_while_is_asked_again(tmp_path: Path) -> None:
     data, slept = shards_in(tmp_path), list[float]()
-    store = FileStorage(tmp_path / "corpus")
 
-    class Gone:
-        parallel_reads = 1
-
-        def get(self, key: str) -> tuple[bytes, str]:
-            raise NotImplementedError
-
+    class Gone(FileStorage):
         def read_into(self, key: str, offset: int, memory: memoryview) -> int:
             if len(slept) < 4:
                 raise StorageUnavailable("it is gone")
-            return store.read_into(key, offset, memory)
+            return super().read_into(key, offset, memory)
 
-    cache = ShardCache(tmp_path / "cache", 300, data.index, Gone, place="corpus", sleep=slept.append)
+    store = partial(Gone, tmp_path / "corpus")
+    cache = ShardCache(tmp_path / "cache", 300, data.index, store, place="corpus", sleep=slept.append)
     cache.fetch(2)
     assert cache.holds(2)
     assert slept == [1, 2, 4, 8]

@@ -1,0 +1,43 @@
+"""Sessions of one rank, one after the other, in a single world: to join one takes longer than a session takes."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable
+from unittest.mock import patch
+
+import torch.distributed as dist
+
+import spottrain.loop.session as session_module
+from spottrain.world.launch import Groups, Launch, join_world
+
+
+def run_sessions(cases: Iterable[tuple[str, Callable[[], None]]]) -> dict[str, dict[str, str]]:
+    """Run cases, each of one session, and return by name the sentence that refused one, or its traceback.
+
+    A case may end with SystemExit, as after a drain. After a traceback, no more cases are run: the other ranks may be
+    in another collective by then.
+    """
+    groups: dict[str, Groups] = {}
+    found: dict[str, dict[str, str]] = {}
+
+    def join_once(launch: Launch) -> Groups:
+        return groups.setdefault("all", groups.get("all") or join_world(launch))
+
+    def said(_: object, sentence: str) -> None:
+        found[name] = {"refused": sentence}
+
+    with (
+        patch.object(session_module, "join_world", join_once),
+        patch.object(dist, "destroy_process_group"),
+        patch("spottrain.loop.entry.logs.say", said),
+    ):
+        for name, run in cases:
+            try:
+                run()
+            except SystemExit:
+                pass
+            except BaseException:
+                found[name] = {"error": traceback.format_exc()}
+                break
+    return found
