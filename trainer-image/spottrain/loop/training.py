@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from spottrain.checkpoint.errors import CheckpointError, RanksDiffer, UnsupportedState
+from spottrain.checkpoint.errors import CheckpointError
 from spottrain.data import random_state
 from spottrain.data.loader import MicroBatches
 from spottrain.data.own_data import NoBatches, OwnData
@@ -22,17 +22,16 @@ from spottrain.engines.engine import Engine
 from spottrain.engines.model_state import full_state
 from spottrain.engines.named_state import OPTIMIZER
 from spottrain.loop.acceptance import checked_total
+from spottrain.loop.boundary import Boundary
 from spottrain.loop.epoch import Epoch
 from spottrain.loop.stability import StabilityGuard, StepDecision
 from spottrain.loop.step import LossMeter, Step
 from spottrain.loop.stopping import Stopping
 from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.script_parts import PREFIX
-from spottrain.recovery.store_retries import may_succeed_later
 from spottrain.recovery.training_state import STABILITY, TrainingState
-from spottrain.world.failures import Drained, UserError, as_user_errors, start_error
+from spottrain.world.failures import UserError, as_user_errors, start_error
 from spottrain.world.rank_context import RankContext
-from spottrain.world.stop_agreement import Ballot, Decision
 from spottrain_api.contract.reports import TrainerPhase
 
 logger = logging.getLogger(__name__)
@@ -49,10 +48,6 @@ OTHER_EPOCHS = (
     "The number of epochs is {:.0f} on one rank and {:.0f} on another. Pass the same number to training.epochs on "
     "all ranks."
 )
-ORDERS_DIFFER = (
-    "The order of the samples is not the same on all ranks. Let what order= returns depend on the epoch alone, not "
-    "on the rank, and give every rank the same data set: the session shares each batch out."
-)
 LEFT_EPOCH = (
     "The loop over epoch {} was left after {} of its {} steps, and the next epoch begun. Go through all steps of an "
     "epoch, or leave the loop over the epochs, too, to end the run."
@@ -61,8 +56,6 @@ SECOND_LOOP = (
     "training.{} is a second loop, and would begin again where this generation began. It is the loop of the "
     "whole run: do what follows an epoch inside it, in a loop over training.epochs."
 )
-# Between tries to save the last step of a drain, in seconds, as far as the deadline allows.
-DRAIN_PAUSES = (1.0, 2.0, 4.0, 8.0)
 
 
 class Training:
@@ -98,15 +91,14 @@ class Training:
         self._agreement = context.agreement
         self._reporter = context.reporter
         self._recovery = recovery
-        self._schedule = recovery.schedule
         self._saver = recovery.saver
         self._restorer = recovery.restorer
         self._checkpoint_reports = recovery.reports
         self._guard = guard
         self._meter = LossMeter()
         self._batches: MicroBatches | NoBatches | None = None
-        self._loss_was_bad = False
-        self._has_updated = self._is_tried = False
+        self._boundary: Boundary | None = None
+        self._has_updated = False
         self._recorded = 0  # the newest step whose samples are recorded
         self._make_stopping = stopping
         self._started: Stopping | None = None
@@ -211,7 +203,8 @@ class Training:
             self._complete()
         if self._started is not None:
             self._started.stand_down()
-        self._observe_loss(self._agreement.read())
+        if self._boundary is not None:
+            self._boundary.end(self.step)
         self._saver.save_last(self._state, self.step)
         self._reporter.update(step=self.step)
 
@@ -360,30 +353,30 @@ class Training:
         self._started = self._make_stopping(
             self._state, self.step, context=self._context, recovery=self._recovery, on_commit=self._committed
         )
+        self._boundary = Boundary(
+            self._state,
+            data=self._data,
+            context=self._context,
+            recovery=self._recovery,
+            meter=self._meter,
+            stopping=self._started,
+            is_judged=self.is_judged,
+        )
         with self._closing_on_error():
-            decision = self._agreement.settle(self._ballot())
-            if decision.orders_differ:
-                raise UserError(ORDERS_DIFFER)
-            self._schedule.agreed_seconds = decision.save_seconds
-            if decision.drain:
-                self._drain()
+            self._boundary.begin(self.step)
         return self._batches
 
     def _steps_to(self, stop: int) -> Iterator[Step]:
         """The steps up to a number of completed steps. The last step of the run is committed at once."""
         assert self._batches is not None
+        assert self._boundary is not None
         while self.step < stop:
             step = self._new_step(self._batches)
             self._under_way = step, time.monotonic()
             yield step
             with self._closing_on_error():
                 self._complete()
-                decision = self._agreement.read()
-                if not self._data.batches.is_over(self.step):
-                    self._follow(decision)
-                self._agreement.start(self._ballot())
-                if not self._data.batches.is_over(self.step):
-                    self._stopping.completed(self.step, pauses=self.pauses)
+                self._boundary.cross(self.step, has_updated=self._has_updated, pauses=self.pauses)
         if self._data.batches.is_over(self.step):
             self.finish()
 
@@ -481,83 +474,3 @@ class Training:
             tokens=self._data.tokens(self.step),
         )
         self._saver.poll()
-
-    def _follow(self, decision: Decision) -> None:
-        """Do what the ranks agreed on at the previous step boundary."""
-        if decision.orders_differ:
-            raise UserError(ORDERS_DIFFER)
-        self._observe_loss(decision)
-        self._schedule.agreed_seconds = decision.save_seconds
-        if decision.at_risk != self._schedule.at_risk:
-            self._schedule.at_risk = decision.at_risk
-            self._checkpoint_reports.intervals()
-        if decision.drain:
-            self._drain()
-        if decision.save_failed:
-            self._saver.share_failures()
-        self._prepare_saves()
-        if decision.commit or self._schedule.is_due_at_step(self.step):
-            self._saver.save_in_background(self._state, self.step)
-        if decision.replicate:
-            self._saver.replicate(self._state, self.step)
-
-    def _prepare_saves(self) -> None:
-        """Try after the first update what a save would do. Raises UserError for a state that no commit can hold."""
-        try:
-            if self._has_updated and not self._is_tried:
-                self._is_tried = True
-                self._saver.prepare(self._state, self.step)
-        except (RanksDiffer, UnsupportedState) as error:
-            raise UserError(str(error)) from error
-
-    def _ballot(self) -> Ballot:
-        """This rank's ballot at a step boundary."""
-        loss, is_rank_0 = self._meter.close_step(), self._context.rank == 0
-        last_safe_seconds = self._schedule.last_safe_seconds(self._reporter.progress.step_seconds)
-        return Ballot(
-            drain=self._context.drain.is_set(last_safe_seconds=last_safe_seconds),
-            commit=is_rank_0 and self._saver.is_due(),
-            replicate=is_rank_0 and self._saver.is_replica_due(self.step),
-            loss=loss or 0.0,
-            has_loss=loss is not None,
-            save_seconds=(self._saver.forecast_seconds() or 0.0) if is_rank_0 else 0.0,
-            save_failed=self._saver.has_failed,
-            at_risk=self._context.drain.is_at_risk(),
-            order=self._data.batches.fingerprint(self.step),
-        )
-
-    def _observe_loss(self, decision: Decision) -> None:
-        if decision.loss is None:
-            return
-        self._reporter.observe_loss(decision.loss)
-        if self._guard is None and not self._loss_was_bad and not math.isfinite(decision.loss):
-            self._loss_was_bad = True
-            message = (
-                f"The loss was {decision.loss} at about step {self.step}, and steps are not judged: the weights may "
-                "be spoilt, and so may commits since then. To leave out such steps, set stability.nonFinite: skip. "
-                "If the loss stays so, start afresh in a new job with a different checkpoint.uri."
-            )
-            logger.warning("%s", message)
-            self._reporter.update(message=message)
-
-    def _drain(self) -> None:
-        """Commit this step if there is time, and end the script. The step is the same on all ranks."""
-        self._stopping.stand_down()
-        self._reporter.update(step=self.step)
-        # A notice reaches the ranks of one node first: the others may know a different deadline, or none.
-        seconds_left = self._agreement.least(self._context.drain.seconds_left())
-        error = self._saver.save_in_time(self._state, self.step, seconds_left)
-        for pause in DRAIN_PAUSES:
-            if error is None:
-                break
-            # Ranks may have met different errors; they retry together, or not at all.
-            after = self._context.drain.seconds_left() - pause if may_succeed_later(error) else 0.0
-            seconds_left = self._agreement.least(after)
-            if seconds_left <= 0.0:
-                break
-            self._saver.sleep(pause)
-            error = self._saver.save_in_time(self._state, self.step, seconds_left)
-        if error is not None:
-            # The newest commit stands, and the outcome names it: the next generation resumes from it.
-            logger.warning("Step %d could not be committed before the end of this generation.", self.step)
-        raise Drained
