@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -14,17 +13,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain.data import random_state
-from spottrain.data.audit import AuditHeader, AuditWriter
 from spottrain.data.batch import BatchPlan
 from spottrain.data.loader import Collate, Data, MapDataset
-from spottrain.data.order import DataOrder
 from spottrain.data.own_data import OwnData
-from spottrain.data.rank_data import RankData
 from spottrain.data.script_order import OrderFunction
 from spottrain.engines.auto import applied
 from spottrain.engines.blocks import find_blocks, prepare_blocks
 from spottrain.engines.choice import choose_engine
-from spottrain.engines.engine import Engine, EngineConfig, MakeOptimizer
+from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.named_state import MODEL, OPTIMIZER
 from spottrain.engines.precision import DTYPES, slower_than_needed
 from spottrain.engines.structure import check_same_model
@@ -39,18 +35,17 @@ from spottrain.loop.acceptance import (
     checked_scheduler,
     order_of,
 )
+from spottrain.loop.assembly import Assembly
 from spottrain.loop.attachment import Attachment
 from spottrain.loop.build import BUILD, Built, build
 from spottrain.loop.run import Run
-from spottrain.loop.stability import StabilityGuard
 from spottrain.loop.strategy import choose_strategy
 from spottrain.loop.training import Training
 from spottrain.recovery.interval import CommitInterval
 from spottrain.recovery.open_store import open_store
 from spottrain.recovery.peft_adapters import peft_adapters
-from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.script_parts import Stateful
-from spottrain.recovery.training_state import ORDER, SCHEDULER, STABILITY, TrainingState, model_config
+from spottrain.recovery.training_state import model_config
 from spottrain.world.drain import DrainFlag
 from spottrain.world.failures import Drained, UserError, as_user_errors
 from spottrain.world.launch import Launch, barrier, join_world, process_started_at
@@ -59,10 +54,7 @@ from spottrain.world.progress import ProgressReporter
 from spottrain.world.rank_context import RankContext
 from spottrain.world.stop_agreement import StopAgreement
 from spottrain_api.contract.configuration import TrainerConfig
-from spottrain_api.contract.names import ENV_AUDIT_DIR
 from spottrain_api.contract.reports import OutcomeKind
-from spottrain_planner.batch_sizes import sizes_that_differ
-from spottrain_runtime.logs import say
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +246,7 @@ class Session:
         slow = slower_than_needed(engine_config.precision, self.device)
         if slow is not None and self.rank == 0:
             logger.warning(slow)
-        return self._assemble(
+        self._training = self._assembly.training_with_data(
             engine,
             spread,
             data,
@@ -269,6 +261,7 @@ class Session:
             engine_name=engine_name,
             strategy=choice,
         )
+        return self._training
 
     def adopt(
         self,
@@ -330,7 +323,7 @@ class Session:
             refuse_unapplied(self.config, instead or {})
         check_stateful(stateful or {}, records)
         plain = getattr(model, "module", model)
-        return self._assemble(
+        self._training = self._assembly.training_with_data(
             AttachedModels({MODEL: model}, {OPTIMIZER: optimizer}),
             model,
             data,
@@ -343,6 +336,7 @@ class Session:
             stateful={**(stateful or {}), **(records or {})},
             records=frozenset(records or {}),
         )
+        return self._training
 
     def attach(self, *, total: int, **attached: Any) -> Run:
         """Take what a script trains in a loop of its own, and resume from the newest commit.
@@ -369,11 +363,11 @@ class Session:
 
         self._refuse_second()
         found = Attachment.of(attached)
-        found.check_sizes(*self._world_sizes())
+        found.check_sizes(*self._assembly.world_sizes())
         model = found.models.get(MODEL)
         plain = getattr(model, "module", model)
         models = AttachedModels(found.models, found.optimizers, found.tensors)
-        training = self._train(
+        self._training = self._assembly.training(
             models,
             model if model is not None else nn.Module(),
             OwnData.of(self.batch_plan, seed=self.config.seed),
@@ -385,7 +379,7 @@ class Session:
             by_rank=found.rank_parts(rank=self.rank, world_size=self.world_size),
         )
         optimizers = found.optimizers.values()
-        return Run(training, total, rank=self.rank, model_state=models.model_state, optimizers=optimizers)
+        return Run(self._training, total, rank=self.rank, model_state=models.model_state, optimizers=optimizers)
 
     def _refuse_second(self) -> None:
         """Raises UserError if the session has a model in training. A call that has failed may be repeated."""
@@ -402,102 +396,19 @@ class Session:
         Raises:
             UserError: The batch and the number of ranks do not go together.
         """
-        with as_user_errors():
-            return BatchPlan(
-                global_batch=self.config.batch.global_,
-                micro_batch=self.config.batch.micro,
-                world_size=self.world_size,
-                multiple_of=self.config.batch.multiple_of,
-            )
+        return self._assembly.batch_plan
 
-    def _assemble(
-        self,
-        engine: Engine,
-        spread: nn.Module,
-        data: Data,
-        order: DataOrder,
-        *,
-        optimizer: Optimizer,
-        scheduler: LRScheduler | None,
-        tokens_per_sample: int | None,
-        scheduler_interval: str = "step",
-        stateful: Mapping[str, Stateful] | None = None,
-        **state: Any,
-    ) -> Training:
-        """Put the parts of a Training together. `state` are further fields of TrainingState."""
-        self._say_sizes(self.batch_plan)
-        rank_data = RankData(
-            data=data,
-            order=order,
-            plan=self.batch_plan,
-            rank=self.rank,
-            generation=self.config.generation,
-            attempt=self.config.attempt_id,
-            local_world_size=self.local_world_size,
-            tokens_per_sample=tokens_per_sample,
-            schedule_interval=scheduler_interval,
-            open_audit=self._open_audit if os.environ.get(ENV_AUDIT_DIR) else None,
-        )
-        place = {ORDER: rank_data.place} if rank_data.place is not None else {}
-        return self._train(
-            engine,
-            spread,
-            rank_data,
-            optimizers={OPTIMIZER: optimizer},
-            schedulers={SCHEDULER: scheduler} if scheduler is not None else {},
-            stateful={**(stateful or {}), **place},
-            **state,
-        )
-
-    def _train(
-        self,
-        engine: Engine,
-        spread: nn.Module,
-        data: RankData | OwnData,
-        *,
-        stateful: Mapping[str, Stateful],
-        **state: Any,
-    ) -> Training:
-        """Make the session's Training. `state` are further fields of TrainingState."""
-        guard = StabilityGuard(self.config.stability) if self.config.stability is not None else None
-        parts = {**stateful, **({STABILITY: guard} if guard is not None else {})}
-        self._training = Training(
-            model=spread,
-            engine=engine,
-            state=TrainingState(
-                models=engine,
-                stateful=parts,
-                build=self._built.record if self._built is not None else None,
-                blank=self._built.blank if self._built is not None else frozenset(),
-                **state,
-            ),
-            data=data,
+    @property
+    def _assembly(self) -> Assembly:
+        return Assembly(
+            config=self.config,
+            launch=self._launch,
+            groups=self._groups,
+            store=self._store,
+            interval=self._interval,
             context=self._context,
-            recovery=Recovery.build(
-                self._store,
-                self._interval,
-                launch=self._launch,
-                groups=self._groups,
-                reporter=self._context.reporter,
-            ),
-            guard=guard,
+            built=self._built,
         )
-        self._context.reporter.milestone("prepared")
-        return self._training
-
-    def _world_sizes(self) -> tuple[int, int]:
-        """The smallest and the largest number of ranks that the job may have."""
-        return self.config.min_world_size or self.world_size, self.config.max_world_size or self.world_size
-
-    def _say_sizes(self, plan: BatchPlan) -> None:
-        """Say at the start of a run, on rank 0, how the size of a micro-batch depends on the number of ranks."""
-        if self.rank != 0 or self._store.newest is not None or plan.multiple_of > 1:
-            return
-        least, most = self._world_sizes()
-        worlds = range(least, most + 1, self.local_world_size)
-        sentence = sizes_that_differ(plan.global_batch, plan.micro_batch, worlds)
-        if sentence is not None:
-            say(logger, sentence)
 
     def catch_sigterm(self) -> None:
         """Treat SIGTERM as a request to drain. Call it again if a framework has installed a handler of its own."""
@@ -521,7 +432,3 @@ class Session:
         barrier(self._groups)
         self._context.reporter.finish(kind)
         dist.destroy_process_group()
-
-    def _open_audit(self, header: AuditHeader) -> AuditWriter:
-        folder = Path(os.environ[ENV_AUDIT_DIR])
-        return AuditWriter(folder, header, generation=self.config.generation, rank=self.rank)

@@ -1,0 +1,174 @@
+"""Putting a session's Training together."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from spottrain.data.audit import AuditHeader, AuditWriter
+from spottrain.data.batch import BatchPlan
+from spottrain.data.loader import Data
+from spottrain.data.order import DataOrder
+from spottrain.data.own_data import OwnData
+from spottrain.data.rank_data import RankData
+from spottrain.engines.engine import Engine
+from spottrain.engines.named_state import OPTIMIZER
+from spottrain.loop.build import Built
+from spottrain.loop.stability import StabilityGuard
+from spottrain.loop.training import Training
+from spottrain.recovery.interval import CommitInterval
+from spottrain.recovery.open_store import OpenedStore
+from spottrain.recovery.recovery import Recovery
+from spottrain.recovery.script_parts import Stateful
+from spottrain.recovery.training_state import ORDER, SCHEDULER, STABILITY, TrainingState
+from spottrain.world.failures import as_user_errors
+from spottrain.world.launch import Groups, Launch
+from spottrain.world.rank_context import RankContext
+from spottrain_api.contract.configuration import TrainerConfig
+from spottrain_api.contract.names import ENV_AUDIT_DIR
+from spottrain_planner.batch_sizes import sizes_that_differ
+from spottrain_runtime.logs import say
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """What a session knows when it makes its Training.
+
+    Attributes:
+        config: The job's settings.
+        launch: This rank's place in the world.
+        groups: The process groups.
+        store: The checkpoints, as this rank has opened them.
+        interval: How often to commit.
+        context: The rank's ways to reach the other ranks and the agent.
+        built: The model that `Session.build` made; None if the script made its own.
+    """
+
+    config: TrainerConfig
+    launch: Launch
+    groups: Groups
+    store: OpenedStore
+    interval: CommitInterval
+    context: RankContext
+    built: Built | None
+
+    @property
+    def batch_plan(self) -> BatchPlan:
+        """How the ranks of this generation share the global batch.
+
+        Raises:
+            UserError: The batch and the number of ranks do not go together.
+        """
+        with as_user_errors():
+            return BatchPlan(
+                global_batch=self.config.batch.global_,
+                micro_batch=self.config.batch.micro,
+                world_size=self.launch.world_size,
+                multiple_of=self.config.batch.multiple_of,
+            )
+
+    def training_with_data(
+        self,
+        engine: Engine,
+        spread: nn.Module,
+        data: Data,
+        order: DataOrder,
+        *,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None,
+        tokens_per_sample: int | None,
+        scheduler_interval: str = "step",
+        stateful: Mapping[str, Stateful] | None = None,
+        **state: Any,
+    ) -> Training:
+        """Make a Training that reads the library's data. `state` are further fields of TrainingState."""
+        self._say_sizes(self.batch_plan)
+        rank_data = RankData(
+            data=data,
+            order=order,
+            plan=self.batch_plan,
+            rank=self.launch.rank,
+            generation=self.config.generation,
+            attempt=self.config.attempt_id,
+            local_world_size=self.launch.local_world_size,
+            tokens_per_sample=tokens_per_sample,
+            schedule_interval=scheduler_interval,
+            open_audit=self._open_audit if os.environ.get(ENV_AUDIT_DIR) else None,
+        )
+        place = {ORDER: rank_data.place} if rank_data.place is not None else {}
+        return self.training(
+            engine,
+            spread,
+            rank_data,
+            optimizers={OPTIMIZER: optimizer},
+            schedulers={SCHEDULER: scheduler} if scheduler is not None else {},
+            stateful={**(stateful or {}), **place},
+            **state,
+        )
+
+    def training(
+        self,
+        engine: Engine,
+        spread: nn.Module,
+        data: RankData | OwnData,
+        *,
+        stateful: Mapping[str, Stateful],
+        **state: Any,
+    ) -> Training:
+        """Make a Training. `state` are further fields of TrainingState."""
+        guard = StabilityGuard(self.config.stability) if self.config.stability is not None else None
+        parts = {**stateful, **({STABILITY: guard} if guard is not None else {})}
+        training = Training(
+            model=spread,
+            engine=engine,
+            state=TrainingState(
+                models=engine,
+                stateful=parts,
+                build=self.built.record if self.built is not None else None,
+                blank=self.built.blank if self.built is not None else frozenset(),
+                **state,
+            ),
+            data=data,
+            context=self.context,
+            recovery=Recovery.build(
+                self.store,
+                self.interval,
+                launch=self.launch,
+                groups=self.groups,
+                reporter=self.context.reporter,
+            ),
+            guard=guard,
+        )
+        self.context.reporter.milestone("prepared")
+        return training
+
+    def world_sizes(self) -> tuple[int, int]:
+        """The smallest and the largest number of ranks that the job may have."""
+        return (
+            self.config.min_world_size or self.launch.world_size,
+            self.config.max_world_size or self.launch.world_size,
+        )
+
+    def _say_sizes(self, plan: BatchPlan) -> None:
+        """Say at the start of a run, on rank 0, how the size of a micro-batch depends on the number of ranks."""
+        if self.launch.rank != 0 or self.store.newest is not None or plan.multiple_of > 1:
+            return
+        least, most = self.world_sizes()
+        worlds = range(least, most + 1, self.launch.local_world_size)
+        sentence = sizes_that_differ(plan.global_batch, plan.micro_batch, worlds)
+        if sentence is not None:
+            say(logger, sentence)
+
+    def _open_audit(self, header: AuditHeader) -> AuditWriter:
+        folder = Path(os.environ[ENV_AUDIT_DIR])
+        return AuditWriter(folder, header, generation=self.config.generation, rank=self.launch.rank)
