@@ -142,6 +142,8 @@ def twice() -> Attached:
             id="optimizer alone",
         ),
         pytest.param(lambda: {"stability": []}, "the name stability is taken", id="name"),
+        pytest.param(lambda: {"order": nn.Linear(1, 1)}, "the name order is taken", id="name of a model"),
+        pytest.param(lambda: {"own": ByRank(iter([]))}, "own (list_iterator) has no state_dict", id="own, stateless"),
         pytest.param(lambda: {"seen": {"ids": {1, 2}}}, "'stateful.seen.ids' is a builtins.set", id="set"),
         pytest.param(spread_inside, "average holds a DistributedDataParallel at 'module'", id="spread inside"),
     ],

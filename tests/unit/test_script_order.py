@@ -260,7 +260,7 @@ def test_loops_that_leave_steps_out_are_refused(tmp_path: Path, capsys: pytest.C
         ({"order": lambda epoch: [1], "shuffle": False}, "order and shuffle=False were given"),
         ({"order": lambda epoch: [1 if epoch == 0 else 99]}, "order(1) has the index 99 at place 0"),
         ({"scheduled_by": "year"}, "scheduler_interval is 'year'"),
-        ({"stateful": {"order": object()}}, "stateful: the name order is taken by the order of the samples"),
+        ({"stateful": {"order": object()}}, "the name order is taken by the order of the samples"),
     ],
 )
 def test_orders_and_intervals_that_do_not_fit_are_refused(

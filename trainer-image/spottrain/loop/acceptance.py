@@ -6,7 +6,7 @@ Each check raises UserError, the same on all ranks, and before the model is spre
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -250,16 +250,21 @@ def check_scheduler_interval(interval: Any) -> None:
 
 def check_stateful(stateful: Mapping[str, Stateful], records: Mapping[str, Stateful] | None = None) -> None:
     """Refuse parts of a script, and records of a framework, whose state no commit can hold."""
-    for name, owner in ((STABILITY, "the job's stability"), (ORDER, "the order of the samples")):
-        if name in stateful:
-            raise UserError(f"stateful: the name {name} is taken by {owner}; choose another one")
+    check_names(stateful)
     for name, part in {**stateful, **(records or {})}.items():
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
             raise UserError(
-                f"stateful: {name} ({type(part).__name__}) has no state_dict and load_state_dict, which save and "
-                "restore it; write a small class with both around the values"
+                f"{name} ({type(part).__name__}) has no state_dict and load_state_dict, which save and restore it; "
+                "write a small class with both around the values"
             )
         _check_state({name: part.state_dict()} if name in (records or {}) else states_of({name: part}))
+
+
+def check_names(names: Collection[str]) -> None:
+    """Refuse names of a script's state that the library uses itself."""
+    for name, owner in ((STABILITY, "the job's stability"), (ORDER, "the order of the samples")):
+        if name in names:
+            raise UserError(f"the name {name} is taken by {owner}; choose another one")
 
 
 def _check_state(state: dict[str, Any]) -> None:

@@ -18,10 +18,9 @@ from spottrain.checkpoint.errors import UnsupportedState
 from spottrain.checkpoint.format import codec
 from spottrain.engines.optimizer_state import state_dict_of
 from spottrain.engines.structure import check_same_model, first_difference
-from spottrain.loop.acceptance import check_stateful
+from spottrain.loop.acceptance import check_names, check_stateful
 from spottrain.recovery.by_rank import ByRank, RankPart, rank_states_of
 from spottrain.recovery.script_parts import Stateful
-from spottrain.recovery.training_state import STABILITY
 from spottrain.world.failures import UserError
 
 
@@ -51,9 +50,10 @@ class Attachment:
         made = cls()
         for name, value in attached.items():
             made._add(name, value)
-        _check_names(attached)
+        check_names(attached)
+        _check_each_is_one(attached)
         made._check_optimizers()
-        check_stateful(made.parts)
+        check_stateful({**made.parts, **{name: _part(name, each.value) for name, each in made.by_rank.items()}})
         _check_same_on_all_ranks(attached)
         for model in made.models.values():
             check_same_model(model)
@@ -71,13 +71,13 @@ class Attachment:
         elif isinstance(value, ByRank):
             self.by_rank[name] = value
         else:
-            self.parts[name] = _stateful(name, value)
+            self.parts[name] = _part(name, value)
 
     def rank_parts(self, *, rank: int, world_size: int) -> dict[str, RankPart]:
         """The parts of this rank's own. Raises UserError for what no commit could hold."""
         made = {
             name: RankPart(
-                part=_stateful(name, each.value),
+                part=_part(name, each.value),
                 rank=rank,
                 world_size=world_size,
                 at_another_size=each.at_another_size,
@@ -143,7 +143,8 @@ class _Values:
             self._values[:] = state_dict["values"]
 
 
-def _stateful(name: str, value: Any) -> Stateful:
+def _part(name: str, value: Any) -> Stateful:
+    """A part of the script's state. Whether it has one is checked later."""
     if isinstance(value, dict | list | np.ndarray):
         return _Values(value)
     if isinstance(value, bool | int | float | str | bytes | tuple | None):
@@ -151,17 +152,11 @@ def _stateful(name: str, value: Any) -> Stateful:
             f"{name} is a {type(value).__name__}, which a resume can't change in place; attach a dict or a list that "
             "holds it, or an object with state_dict and load_state_dict"
         )
-    if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
-        raise UserError(
-            f"{name} ({type(value).__name__}) has no state_dict and load_state_dict, which save and restore it; "
-            "write a small class with both around the values"
-        )
-    return value  # type: ignore[no-any-return]
+    part: Stateful = value
+    return part
 
 
-def _check_names(attached: Mapping[str, Any]) -> None:
-    if STABILITY in attached:
-        raise UserError(f"the name {STABILITY} is taken by the job's stability; attach it under another one")
+def _check_each_is_one(attached: Mapping[str, Any]) -> None:
     first: dict[int, str] = {}
     for name, value in attached.items():
         if (before := first.setdefault(id(value), name)) != name:
