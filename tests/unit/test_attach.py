@@ -145,6 +145,11 @@ def twice() -> Attached:
         pytest.param(lambda: {"order": nn.Linear(1, 1)}, "the name order is taken", id="name of a model"),
         pytest.param(lambda: {"own": ByRank(iter([]))}, "own (list_iterator) has no state_dict", id="own, stateless"),
         pytest.param(lambda: {"seen": {"ids": {1, 2}}}, "'stateful.seen.ids' is a builtins.set", id="set"),
+        pytest.param(
+            lambda: {"seen": np.zeros(9999, [("id", "i4"), ("score", "f4")])},
+            "'stateful.seen.values' is a numpy.ndarray",
+            id="structured array",
+        ),
         pytest.param(spread_inside, "average holds a DistributedDataParallel at 'module'", id="spread inside"),
     ],
 )

@@ -192,11 +192,11 @@ def save_apart(tensors: dict[str, Any], **_: Any) -> list[str]:
 def test_a_save_leaves_out_parts_in_which_the_ranks_have_come_apart(
     storage: HangingStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tensors = {"w": torch.ones(2), "stateful.best": {"loss": 1.0}, "stateful.seen": {"loss": 2.0}}
+    tensors = {"best": torch.ones(2), "stateful.best": {"loss": 1.0}, "stateful.seen": {"loss": 2.0}}
     extra: dict[str, Any] = {"optimizers": [], "stateful": ["best", "seen", "rest"], "records": {}}
     contents = NOTHING_ELSE | {"frozen": set, "tensors": lambda: tensors, "extra": lambda: extra}
     saver = saver_to(storage, slow_seconds=0.0)
-    assert saver._saved_as_far_as_possible(save_apart, cast(Any, SimpleNamespace(**contents)), 3) == ["w"]
+    assert saver._saved_as_far_as_possible(save_apart, cast(Any, SimpleNamespace(**contents)), 3) == ["best"]
     [said] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     for name in ("best", "seen"):
         assert f"The checkpoint of step 3 is without the state of {name} (stateful)" in said

@@ -6,7 +6,7 @@ The parts are those of optimizer_state.py and deepspeed_state.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
@@ -17,7 +17,8 @@ from spottrain.checkpoint.format.described import Described
 from spottrain.engines.wrapped_tensors import is_wrapping, taken_apart, together
 
 Values = dict[str, Any]
-_Make = Callable[[tuple[str, ...], Described], torch.Tensor]
+Make = Callable[[tuple[str, ...], Described, Any], torch.Tensor]
+"""Makes a tensor, given its keys, what it is to be, and what is there now."""
 
 # The one state that torch's optimizers keep on the CPU beside parameters on an accelerator.
 _ON_CPU = "step"
@@ -32,10 +33,13 @@ class StateRoom:
         self._layouts = layouts or {}
 
     def of(self, saved: Values, present: Values | None = None) -> Values:
-        made: Values = _spread(saved, self._make, present)
+        made: Values = with_tensors(saved, self._make, present)
         return made
 
-    def _make(self, path: tuple[str, ...], wanted: Described) -> torch.Tensor:
+    def _make(self, path: tuple[str, ...], wanted: Described, present: Any) -> torch.Tensor:
+        return present if _fits(present, wanted) else self._made(path, wanted)
+
+    def _made(self, path: tuple[str, ...], wanted: Described) -> torch.Tensor:
         parameter, layout = self._parameter, self._layouts.get(".".join(path))
         is_like = wanted.shape == parameter.shape and not layout and path[-1] != _ON_CPU
         if isinstance(parameter, DTensor):
@@ -51,10 +55,10 @@ class StateRoom:
 
 def room_beside_state(saved: Values) -> Values:
     """Tensors for what a commit holds of an optimizer besides the states of parameters, such as rates."""
-    return {key: _spread(each, _on_cpu) for key, each in saved.items() if key != "state"}
+    return {key: with_tensors(each, _on_cpu) for key, each in saved.items() if key != "state"}
 
 
-def _on_cpu(_: tuple[str, ...], wanted: Described) -> torch.Tensor:
+def _on_cpu(_: tuple[str, ...], wanted: Described, __: Any) -> torch.Tensor:
     return torch.empty(wanted.shape, dtype=wanted.dtype)
 
 
@@ -74,21 +78,21 @@ def _sharded(wanted: Described, parameter: DTensor, layout: list[int] | None) ->
     return found
 
 
-def _spread(saved: Any, make: _Make, present: Any = None, path: tuple[str, ...] = ()) -> Any:
-    """`saved` with tensors in the place of descriptions: those of `present` that fit, or made ones."""
+def with_tensors(saved: Any, make: Make, present: Any = None, path: tuple[str, ...] = ()) -> Any:
+    """`saved` with what `make` makes in the place of descriptions. `present` is the state as it is now."""
     if isinstance(saved, Described):
-        return present if _fits(present, saved) else make(path, saved)
+        return make(path, saved, present)
     if isinstance(saved, dict):
         of = present if isinstance(present, dict) else {}
-        return {key: _spread(value, make, of.get(key), (*path, str(key))) for key, value in saved.items()}
+        return {key: with_tensors(value, make, of.get(key), (*path, str(key))) for key, value in saved.items()}
     if isinstance(saved, list | tuple):
         inner = present if isinstance(present, list | tuple) and len(present) == len(saved) else [None] * len(saved)
         pairs = zip(saved, inner, strict=True)
-        return type(saved)(_spread(one, make, two, (*path, str(n))) for n, (one, two) in enumerate(pairs))
+        return type(saved)(with_tensors(one, make, two, (*path, str(n))) for n, (one, two) in enumerate(pairs))
     return saved
 
 
-def _fits(present: Any, wanted: Described) -> bool:
+def _fits(present: Any, wanted: Described) -> TypeGuard[torch.Tensor]:
     return (
         isinstance(present, torch.Tensor)
         and (present.dtype, present.shape) == (wanted.dtype, wanted.shape)

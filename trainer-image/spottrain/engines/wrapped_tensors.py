@@ -1,4 +1,4 @@
-"""Tensors that wrap others, by torch's protocol `__tensor_flatten__`, as torchao's 8-bit states of optimizers.
+"""Values that wrap tensors: arrays, and tensors by torch's protocol `__tensor_flatten__`, as torchao's 8-bit states.
 
 A commit has their inner tensors, the name of the class, and the values that the class needs to make one of them. A
 resume looks the class up among the modules that the script has imported: a commit makes nobody import anything.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -18,6 +19,7 @@ from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.manifest import DTYPES
 
 _CLASS = "tensor subclass"
+_ARRAY = "numpy array"
 
 
 def is_wrapping(value: object) -> TypeGuard[Any]:
@@ -51,8 +53,16 @@ def taken_apart(value: Any, name: str) -> dict[str, Any]:
     }
 
 
+def array_apart(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """An array of numbers as a tensor of its bytes, which shares its memory."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return {_ARRAY: array.dtype.str, "shape": list(array.shape), "data": torch.from_numpy(data)}
+
+
 def together(value: dict[str, Any]) -> Any:
-    """What was `taken_apart`; None for other dicts. Raises CheckpointMismatch."""
+    """What was taken apart; None for other dicts. Raises CheckpointMismatch."""
+    if _ARRAY in value:
+        return value["data"].numpy().view(np.dtype(value[_ARRAY])).reshape(value["shape"])
     if _CLASS not in value:
         return None
     kind = _found(value[_CLASS])

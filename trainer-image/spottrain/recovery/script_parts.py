@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor, Partial
 from spottrain.checkpoint.errors import CheckpointMismatch, UnsupportedState
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.described import Described
-from spottrain.engines.wrapped_tensors import is_wrapping, taken_apart, together
+from spottrain.engines.parameter_state import unpacked, with_tensors
+from spottrain.engines.wrapped_tensors import array_apart, is_wrapping, taken_apart
 
 Values = dict[str, Any]
 
@@ -24,7 +25,6 @@ Values = dict[str, Any]
 PREFIX = "stateful."
 # Arrays of more bytes are stored as tensors are.
 _INLINE_BYTES = 1 << 12
-_ARRAY = "numpy array"
 
 
 class Stateful(Protocol):
@@ -54,7 +54,7 @@ class Stateful(Protocol):
 
 def states_of(parts: Mapping[str, Stateful]) -> Values:
     """What a commit holds of the parts, with an Unfit in the place of what it can't hold."""
-    return {f"{PREFIX}{name}": _packed(part.state_dict(), name) for name, part in parts.items()}
+    return {(key := f"{PREFIX}{name}"): _packed(part.state_dict(), key) for name, part in parts.items()}
 
 
 def room_for(parts: Mapping[str, Stateful], saved: Values) -> Values:
@@ -67,7 +67,11 @@ def room_for(parts: Mapping[str, Stateful], saved: Values) -> Values:
         saved: The state in the commit, with a Described in the place of each tensor.
     """
     keys = {f"{PREFIX}{name}": part for name, part in parts.items()}
-    return {key: _spread(saved[key], _packed(part.state_dict(), key)) for key, part in keys.items() if key in saved}
+    return {
+        key: with_tensors(saved[key], _like, _packed(part.state_dict(), key))
+        for key, part in keys.items()
+        if key in saved
+    }
 
 
 def load_parts(parts: Mapping[str, Stateful], loaded: Values, step: int) -> None:
@@ -75,7 +79,7 @@ def load_parts(parts: Mapping[str, Stateful], loaded: Values, step: int) -> None
     for name, part in parts.items():
         if (key := f"{PREFIX}{name}") in loaded:
             advice = "Let its load_state_dict take that state, too"
-            load_part(f"{name} (stateful)", part, _unpacked(loaded[key]), step, advice=advice)
+            load_part(f"{name} (stateful)", part, unpacked(loaded[key]), step, advice=advice)
 
 
 def load_part(what: str, part: Stateful, saved: Values, step: int, *, advice: str) -> None:
@@ -103,7 +107,8 @@ def unfit_parts(state: Values) -> Iterator[str]:
 
 def without(state: Values, names: Collection[str]) -> Values:
     """The state without these parts."""
-    return {key: value for key, value in state.items() if key.removeprefix(PREFIX) not in names}
+    left_out = {f"{PREFIX}{name}" for name in names}
+    return {key: value for key, value in state.items() if key not in left_out}
 
 
 def _packed(value: Any, path: str) -> Any:
@@ -111,17 +116,9 @@ def _packed(value: Any, path: str) -> Any:
         return {key: _packed(each, f"{path}.{key}") for key, each in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_packed(each, f"{path}.{number}") for number, each in enumerate(value))
-    if type(value) is np.ndarray and value.nbytes > _INLINE_BYTES:
-        return _packed_array(value)
+    if type(value) is np.ndarray and value.nbytes > _INLINE_BYTES and value.dtype.kind in codec.ARRAYS:
+        return array_apart(value)
     return _packed_tensor(value, path) if isinstance(value, torch.Tensor) else value
-
-
-def _packed_array(array: np.ndarray[Any, Any]) -> Any:
-    """Its bytes as a tensor, which shares its memory."""
-    if array.dtype.hasobject:
-        return array  # which no commit can hold
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return {_ARRAY: array.dtype.str, "shape": list(array.shape), "data": torch.from_numpy(data)}
 
 
 def _packed_tensor(tensor: torch.Tensor, path: str) -> Any:
@@ -143,33 +140,8 @@ def _packed_tensor(tensor: torch.Tensor, path: str) -> Any:
     return tensor
 
 
-def _spread(saved: Any, present: Any) -> Any:
-    """`saved` with new tensors in the place of descriptions, like those at the same place in `present`."""
-    if isinstance(saved, Described):
-        return _like(saved, present)
-    if isinstance(saved, dict):
-        of = present if isinstance(present, dict) else {}
-        return {key: _spread(value, of.get(key)) for key, value in saved.items()}
-    if isinstance(saved, list | tuple):
-        is_alike = isinstance(present, list | tuple) and len(present) == len(saved)
-        pairs = zip(saved, present if is_alike else [None] * len(saved), strict=True)
-        return type(saved)(_spread(*pair) for pair in pairs)
-    return saved
-
-
-def _like(wanted: Described, present: Any) -> torch.Tensor:
+def _like(_: tuple[str, ...], wanted: Described, present: Any) -> torch.Tensor:
     if isinstance(present, DTensor) and present.shape == wanted.shape:
         return torch.empty_like(present, dtype=wanted.dtype, requires_grad=False)
     device = present.device if isinstance(present, torch.Tensor) else "cpu"
     return torch.empty(wanted.shape, dtype=wanted.dtype, device=device)
-
-
-def _unpacked(value: Any) -> Any:
-    if type(value) in (list, tuple):
-        return type(value)(map(_unpacked, value))
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {_ARRAY, "shape", "data"}:
-        return value["data"].numpy().view(np.dtype(value[_ARRAY])).reshape(value["shape"])
-    whole = together(value)
-    return {key: _unpacked(each) for key, each in value.items()} if whole is None else whole

@@ -28,7 +28,7 @@ MAX_INLINE_BYTES = 1 << 20
 MAX_LEVELS = 180
 _SHOWN_LEVELS = 5
 # Kinds of numpy's arrays whose bytes are all that there is to them: numbers and truth values.
-_ARRAYS = "biufc"
+ARRAYS = "biufc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def _encode_plain(value: Any, path: tuple[str, ...]) -> Json:
         return value if math.isfinite(value) else {"$float": repr(value)}
     if kind is bytes:
         return {"$bytes": base64.b64encode(value).decode()}
-    if kind is np.ndarray and value.dtype.kind in _ARRAYS:
+    if kind is np.ndarray and value.dtype.kind in ARRAYS:
         return {"$array": [value.dtype.str, list(value.shape), base64.b64encode(value.tobytes()).decode()]}
     raise _unsupported(path, value)
 
