@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from spottrain_agent.report_rhythm import ReportRhythm
+from spottrain_agent.report_rhythm import Milestones, ReportRhythm
 from spottrain_api.contract.assignments import AgentPhase, AgentReport
 from spottrain_api.contract.notices import NodeWatch, WatchState
 from spottrain_api.contract.reports import CommitRef, Progress, TrainerPhase
@@ -86,3 +86,21 @@ def test_an_operator_that_was_lost_is_reported_all_again() -> None:
     times(30.0, 100, rhythm)
     rhythm.lose_contact()
     assert rhythm.is_due(at_step(99), 99.5)
+
+
+def test_milestones_are_what_the_operator_waits_for_and_no_steps() -> None:
+    milestones = Milestones()
+    progress = Progress(generation=1, phase=TrainerPhase.STARTING, step=0, updated_at=NOW)
+    assert not milestones.reach(None), "there are no ranks yet"
+    assert milestones.reach(progress)
+    changes = (
+        {"phase": TrainerPhase.TRAINING},
+        {"first_step_at": NOW},
+        {"commit": CommitRef(generation=1, step=3, manifest="m", committed_at=NOW)},
+        {"drain_seen_at": NOW},
+    )
+    for change in changes:
+        progress = progress.model_copy(update=change)
+        assert milestones.reach(progress), change
+        progress = progress.model_copy(update={"step": progress.step + 1})
+        assert not milestones.reach(progress), "each is reached once, and a step is none"

@@ -39,6 +39,7 @@ from spottrain_agent.notice_client import NoticeClient
 from spottrain_agent.ports import ReservedPort
 from spottrain_agent.processes import Reaper, kill_descendants
 from spottrain_agent.replica_process import ReplicaProcess
+from spottrain_agent.report_rhythm import Milestones
 from spottrain_agent.routes import IDLE_SECONDS
 from spottrain_agent.run_directory import newest_generation
 from spottrain_agent.settings import AgentSettings
@@ -101,7 +102,7 @@ class Agent:
         self._activity: _Activity | None = None
         self._port = ReservedPort(settings.pod_ip)
         self._used_port: ReservedPort | None = None
-        self._reached: object = None
+        self._milestones = Milestones()
         self._shutdown_grace: float | None = None
         self._stop: asyncio.Task[None] | None = None
         self._notices: NoticeClient | None = None
@@ -305,7 +306,8 @@ class Agent:
         run.show_risk(self._state.is_at_risk)
         if self._state.drain is not None and not self._state.drain_seen and run.drain_seen():
             self._dispatch(DrainSeen(generation=number))
-        self._report_milestones(run)
+        if self._milestones.reach(run.progress()):
+            self._contact.report_soon()
         verdict = judge(run.observe())
         if verdict is not None:
             logger.info("generation %d: %s", number, verdict)
@@ -314,14 +316,6 @@ class Agent:
                     generation=number, phase=verdict.phase, commit=verdict.commit, failure=verdict.failure
                 )
             )
-
-    def _report_milestones(self, run: GenerationRun) -> None:
-        """Report at once what the operator waits for."""
-        progress = run.progress()
-        reached = progress and (progress.phase, progress.first_step_at, progress.commit, progress.drain_seen_at)
-        if reached != self._reached:
-            self._reached = reached
-            self._contact.report_soon()
 
     def _clear_away(self, activity: _Activity) -> None:
         """After the ranks have ended, kill what is left.

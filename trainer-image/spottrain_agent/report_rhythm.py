@@ -6,6 +6,7 @@ It reports news at once, and everything else seldom. It repeats news soon, excep
 from __future__ import annotations
 
 from spottrain_api.contract.assignments import AgentReport
+from spottrain_api.contract.reports import Progress
 
 FIRST_PAUSE_SECONDS = 1.0
 
@@ -48,3 +49,19 @@ class ReportRhythm:
     def lose_contact(self) -> None:
         """All is news to the operator that answers next."""
         self._news = self._news_but_commits = None
+
+
+class Milestones:
+    """What of a generation's progress the operator waits for."""
+
+    def __init__(self) -> None:
+        self._reached: object = None
+
+    def reach(self, progress: Progress | None) -> bool:
+        """Whether the ranks have come to another milestone since the last call."""
+        before = self._reached
+        if progress is None:
+            self._reached = None
+        else:
+            self._reached = (progress.phase, progress.first_step_at, progress.commit, progress.drain_seen_at)
+        return self._reached != before
