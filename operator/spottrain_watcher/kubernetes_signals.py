@@ -17,6 +17,8 @@ from typing import Any
 from spottrain_api.contract.names import LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_api.contract.nodes import (
     DEFAULT_GRACE_SECONDS,
+    END_OF_LIFE_LEAD_SECONDS,
+    LONGEST_LIFE_SECONDS,
     NODE_DELETION_LEAD_SECONDS,
     TAINTS,
     MarkMeaning,
@@ -164,7 +166,7 @@ def labels_of(node: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def node_notices(name: str, nodes: dict[str, Any], now: datetime) -> list[Notice]:
-    """Notices from the Node object: its taints and labels, and its deletion."""
+    """Notices from the Node object: its taints and labels, its deletion, and the end of its life."""
     node = next(iter(nodes.values()), None)
     if node is None:
         return [_deletion(name, now, 0, now)]
@@ -181,7 +183,17 @@ def node_notices(name: str, nodes: dict[str, Any], now: datetime) -> list[Notice
             announce(f"taint:{taint['key']}", TAINTS[taint["key"]], _time(taint.get("timeAdded"), now))
     for label, meaning in announcing_labels(labels).items():
         announce(f"label:{label}", meaning, now)  # a label has no time: the first sighting counts
+    born = _time(node["metadata"].get("creationTimestamp"), now)
+    for label, seconds in LONGEST_LIFE_SECONDS.items():
+        # A node that has outlived it is a machine that was started anew for the same Node.
+        if labels.get(label) == "true" and 0 <= _seconds_left(born, seconds, now) <= END_OF_LIFE_LEAD_SECONDS:
+            source = f"lifetime:{label}"
+            notices.append(_notice(name, source, source, NoticeKind.REBALANCE, born, seconds, now))
     return notices
+
+
+def _seconds_left(since: datetime, seconds: float, now: datetime) -> float:
+    return seconds - (now - since).total_seconds()
 
 
 def pod_notices(node: str, labels: Mapping[str, str], pods: dict[str, Any], now: datetime) -> list[Notice]:

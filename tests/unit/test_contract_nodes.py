@@ -9,6 +9,8 @@ import pytest
 
 from scene import NOW, training_job
 from spottrain_api.contract.nodes import (
+    GKE_PREEMPTIBLE,
+    GKE_SPOT,
     LABEL_SHUTDOWN_GRACE,
     NOTICE_LABELS,
     TAINTS,
@@ -84,6 +86,19 @@ def test_a_node_that_shuts_down_has_what_its_label_says(stated: str, seconds: fl
     generation = training_job().node(4, taints=view.taints[::-1], labels=view.labels).plan().status.generation
     assert generation is not None
     assert generation.deadline == notices[0].deadline, "the operator takes the earlier one, too"
+
+
+@pytest.mark.parametrize(
+    ("hours", "announced"), [(0.1, False), (23.6, False), (23.7, True), (24.0, True), (24.1, False)], ids=str
+)
+def test_the_end_of_a_preemptible_nodes_day_is_a_hint(hours: float, announced: bool) -> None:
+    """Compute Engine stops preemptible VMs after a day. Spot VMs have no such limit."""
+    born = NOW - timedelta(hours=hours)
+    for label in (GKE_PREEMPTIBLE, GKE_SPOT):
+        node = {"metadata": {"name": "n4", "labels": {label: "true"}, "creationTimestamp": born.isoformat()}}
+        notices = node_notices("n4", {"n4": node}, NOW)
+        hint = [(NoticeKind.REBALANCE, born + timedelta(days=1))] if announced and label == GKE_PREEMPTIBLE else []
+        assert [(each.kind, each.deadline) for each in notices] == hint
 
 
 KARPENTER = "karpenter.sh/disrupted"

@@ -101,6 +101,12 @@ SPOT_LABELS: Mapping[str, str] = {
     OKE_PREEMPTIBLE: "true",  # https://docs.oracle.com/iaas/Content/ContEng/Tasks/contengusingpreemptiblecapacity.htm
     TOGETHER_COMPUTE_CLASS: "preemptible",  # https://docs.together.ai/docs/preemptible-compute
 }
+# Nodes that the cloud takes back after so many seconds at the latest, by the label with the value "true" of each.
+# https://cloud.google.com/compute/docs/instances/preemptible
+LONGEST_LIFE_SECONDS: Mapping[str, float] = {GKE_PREEMPTIBLE: 86_400.0}
+# So long before, the end of a node's life is announced: a replacement needs minutes, and a kubelet that has nothing
+# new to say writes its Node, which wakes the watcher, every five.
+END_OF_LIFE_LEAD_SECONDS = 1200.0
 # Seconds that the kubelet gives pods when the node shuts down. Set by whoever sets up a pool of nodes, or by the
 # watcher of a node whose metadata has the kubelet's configuration.
 LABEL_SHUTDOWN_GRACE = "spottrain.dev/shutdown-grace-seconds"
