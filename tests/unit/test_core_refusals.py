@@ -117,6 +117,22 @@ def test_a_refusal_is_no_reason_for_pods_of_the_other_type_to_lack() -> None:
 
 
 @pytest.mark.parametrize(
+    ("types", "lasting", "falls_back"),
+    [((SPOT,), False, True), ((SPOT,), True, False), ((), False, False), ((ON_DEMAND,), False, False)],
+    ids=["spot pods alone", "for a mistake", "all pods", "on-demand pods alone"],
+)
+def test_on_demand_nodes_stand_in_for_spot_pods_that_a_quota_refuses(
+    types: tuple[CapacityType, ...], lasting: bool, falls_back: bool
+) -> None:
+    lacks = training_job(nodes={"min": 2, "max": 5}, capacity={})
+    scene = replace(refused(lacks, *types, lasting=lasting), now=at(200))
+    assert "FellBack" not in [event.reason for event in scene.plan().events], "it waits as long as for nodes"
+    later = scene.decided().later(200)
+    assert ("FellBack" in [event.reason for event in later.plan().events]) == falls_back
+    assert ("on-demand" in created(later.decided())) == falls_back
+
+
+@pytest.mark.parametrize(
     ("minimum", "tried"), [(2, ["on-demand", "spot"]), (3, ["on-demand"])], ids=["enough spot pods", "too few"]
 )
 def test_an_edit_whose_on_demand_pods_are_refused_is_tried_with_spot_pods_if_they_are_enough(

@@ -75,9 +75,12 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
 
 
 def _spot_waits_since(situation: Situation, draft: Draft) -> datetime | None:
-    """Since when a spot pod waits for a node; None if none waits."""
+    """Since when a spot pod waits for a node, or can't be created for a quota of its own; None if none does."""
     spot = (pod for pod in _kept(situation, draft) if pod.capacity_type is CapacityType.SPOT)
-    waits = (pod.unschedulable_since for pod in spot if not lacks_more_than_nodes(pod))
+    waits = [pod.unschedulable_since for pod in spot if not lacks_more_than_nodes(pod)]
+    refusal = refusal_of(situation, draft)
+    if refusal is not None and not refusal.lasting and refusal.capacity_types == {CapacityType.SPOT}:
+        waits.append(refusal.since)
     return min((since for since in waits if since is not None), default=None)
 
 
