@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import default_collate
 
 import spottrain
 
@@ -432,5 +433,73 @@ def train_recurrent(session: spottrain.Session | None, after_step: Callable[[], 
 LOOPS["carried state"] = Loop(train_recurrent, lambda: train_recurrent(None, lambda: None), COLUMNS, COLUMNS)
 
 
+class Epochs:
+    """A classifier as references train them: a rate by epoch, an evaluation with the best so far, and an average."""
+
+    def __init__(self, spread: Callable[[nn.Module], nn.Module] = lambda model: model) -> None:
+        torch.manual_seed(23)
+        self.model = spread(nn.Linear(WIDTH, 3))
+        inner: nn.Module = getattr(self.model, "module", self.model)
+        self.average = AveragedModel(inner, avg_fn=lambda average, new, _: (average + new) / 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3, momentum=0.9, weight_decay=1e-3)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.3)
+        self.best: dict[str, Any] = {"loss": math.inf, "epochs": []}
+
+    def step(self, inputs: torch.Tensor, classes: torch.Tensor, weigh: Weigh = lambda loss: loss) -> torch.Tensor:
+        loss = functional.cross_entropy(self.model(inputs), classes, label_smoothing=0.1)
+        self.optimizer.zero_grad()
+        torch.autograd.backward(weigh(loss))
+        self.optimizer.step()
+        self.average.update_parameters(getattr(self.model, "module", self.model))
+        return weigh(loss)
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        return float(self.average(torch.stack([each for each, _ in samples()])).square().mean())
+
+    def end_epoch(self, number: int, found: float) -> None:
+        self.schedule.step()
+        self.best["loss"] = min(self.best["loss"], found)
+        self.best["epochs"].append(number)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        assert self.best["epochs"] == [0, 1]
+        best = torch.tensor(self.best["loss"])
+        return {**plain_state(model=self.model, average=self.average.module), "best": best}
+
+
+def classified(number: int) -> list[tuple[torch.Tensor, int]]:
+    return [(image, position % 3) for position, (image, _) in enumerate(samples()[:number])]
+
+
+def epochs_loop(global_batch: int, num_samples: int) -> Loop:
+    """Two epochs of three steps, of which the last has what is left."""
+    data = classified(num_samples)
+
+    def train(session: spottrain.Session, after_step: Callable[[], None]) -> Mapping[str, Any]:
+        own = Epochs(partial(spread, session))
+        run = session.attach(epochs=2, dataset=data, shuffle=False, **vars(own))
+        for epoch in run.epochs():
+            for inputs, classes in epoch:
+                run.boundary(own.step(inputs, classes, run.weigh))
+                after_step()
+            with run.evaluation():
+                found = own.evaluate()
+            own.end_epoch(epoch.number, found)
+        return own.weights()
+
+    def plain() -> Mapping[str, Any]:
+        own = Epochs()
+        for number in range(2):
+            for first in range(0, num_samples, global_batch):
+                own.step(*default_collate(data[first : first + global_batch]))
+            own.end_epoch(number, own.evaluate())
+        return own.weights()
+
+    return Loop(train, plain, global_batch, global_batch)
+
+
+LOOPS["epochs"] = epochs_loop(7, 20)
+LOOPS["epochs with idle ranks"] = epochs_loop(2, 5)
 LOOPS["mesh"] = Loop(train_on_mesh, plain_mesh, MESH_BATCH, MESH_BATCH)
 LOOPS["actor and critic"] = Loop(actor_critic, lambda: actor_critic(None, lambda: None), EPISODES, EPISODES)

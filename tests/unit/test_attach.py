@@ -142,7 +142,7 @@ def twice() -> Attached:
             id="optimizer alone",
         ),
         pytest.param(lambda: {"stability": []}, "the name stability is taken", id="name"),
-        pytest.param(lambda: {"order": nn.Linear(1, 1)}, "the name order is taken", id="name of a model"),
+        pytest.param(lambda: {"order": []}, "If one of them is the name of a state, choose another", id="keyword"),
         pytest.param(lambda: {"own": ByRank(iter([]))}, "own (list_iterator) has no state_dict", id="own, stateless"),
         pytest.param(lambda: {"seen": {"ids": {1, 2}}}, "'stateful.seen.ids' is a builtins.set", id="set"),
         pytest.param(
@@ -228,7 +228,7 @@ def test_what_a_script_changes_within_a_step_is_noticed(name: str) -> None:
     """A step that has changed more than a commit keeps can't be abandoned."""
     model, optimizer = linear()
     target, factor = nn.Linear(2, 2), torch.zeros(2)
-    parts = {"model": model, "optimizer": optimizer, "target": target, "factor": factor}
+    parts: Attached = {"model": model, "optimizer": optimizer, "target": target, "factor": factor}
     changed: dict[str, list[torch.Tensor]] = {
         "target": [target.weight],
         "factor": [factor],

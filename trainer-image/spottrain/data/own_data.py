@@ -43,8 +43,13 @@ class OwnData:
     batches: Batches = field(init=False)
 
     @classmethod
-    def of(cls, plan: BatchPlan, *, seed: int) -> OwnData:
-        return cls(plan=plan, order=Permutation(num_samples=plan.global_batch, seed=seed, shuffle=False))
+    def of(cls, plan: BatchPlan, *, seed: int, steps_per_epoch: int = 1) -> OwnData:
+        num_samples = plan.global_batch * steps_per_epoch
+        return cls(plan=plan, order=Permutation(num_samples=num_samples, seed=seed, shuffle=False))
+
+    @property
+    def place(self) -> None:
+        """Nobody knows where the script is in its data."""
 
     def __post_init__(self) -> None:
         self.batches = Batches(self.order, self.plan.global_batch)
@@ -52,7 +57,11 @@ class OwnData:
     def begin(self, length: int, *, by_epoch: bool) -> dict[str, Any]:
         """Begin a loop of so many steps. Returns what must not differ between this run and the one that saved."""
         self.batches = Batches(self.order, self.plan.global_batch, by_epoch=by_epoch, length=length)
-        return {"seed": self.order.seed}
+        return {"seed": self.order.seed, **({"steps_per_epoch": self._steps_per_epoch} if by_epoch else {})}
+
+    @property
+    def _steps_per_epoch(self) -> int:
+        return self.order.num_samples // self.plan.global_batch
 
     def tokens(self, step: int) -> int | None:
         return None

@@ -145,6 +145,26 @@ def checked_total(total: Any, what: str = "total of steps") -> int:
     )
 
 
+def check_length(total: Any, epochs: Any, steps_per_epoch: Any, *, has_data: bool) -> None:
+    """Refuse a run of `Session.attach` whose length is not said once, or whose epochs have no ends."""
+    if (total is None) == (epochs is None):
+        raise UserError(
+            "session.attach needs either total, the steps of the whole run, or epochs, and was given "
+            f"{'neither' if total is None else 'both'}"
+        )
+    if epochs is not None and has_data == (steps_per_epoch is not None):
+        raise UserError(
+            "epochs of a data set have the steps that its samples fill; leave out steps_per_epoch"
+            if has_data
+            else "epochs need an end: pass the dataset that they go through, or steps_per_epoch, if the script reads "
+            "its data itself"
+        )
+    if epochs is None and steps_per_epoch is not None:
+        raise UserError("steps_per_epoch goes with epochs=..., and session.attach was given total; leave out one")
+    if steps_per_epoch is not None and checked_total(steps_per_epoch, "number of steps_per_epoch") < 1:
+        raise UserError(f"steps_per_epoch is {steps_per_epoch}, and an epoch has at least one step")
+
+
 def check_adopted_model(model: nn.Module, world_size: int) -> None:
     """Refuse a model that a framework has spread by more than data parallelism.
 

@@ -93,27 +93,34 @@ class Assembly:
     ) -> Training:
         """Make a Training that reads the library's data. `state` are further fields of TrainingState."""
         self._say_sizes(self.batch_plan)
-        rank_data = RankData(
+        return self.training(
+            engine,
+            spread,
+            self.rank_data(
+                data,
+                order,
+                self.batch_plan,
+                tokens_per_sample=tokens_per_sample,
+                schedule_interval=scheduler_interval,
+            ),
+            optimizers={OPTIMIZER: optimizer},
+            schedulers={SCHEDULER: scheduler} if scheduler is not None else {},
+            stateful=stateful or {},
+            **state,
+        )
+
+    def rank_data(self, data: Data, order: DataOrder, plan: BatchPlan, **how: Any) -> RankData:
+        """This rank's share of the library's data. `how` are further fields of RankData."""
+        return RankData(
             data=data,
             order=order,
-            plan=self.batch_plan,
+            plan=plan,
             rank=self.launch.rank,
             generation=self.config.generation,
             attempt=self.config.attempt_id,
             local_world_size=self.launch.local_world_size,
-            tokens_per_sample=tokens_per_sample,
-            schedule_interval=scheduler_interval,
             open_audit=self._open_audit if os.environ.get(ENV_AUDIT_DIR) else None,
-        )
-        place = {ORDER: rank_data.place} if rank_data.place is not None else {}
-        return self.training(
-            engine,
-            spread,
-            rank_data,
-            optimizers={OPTIMIZER: optimizer},
-            schedulers={SCHEDULER: scheduler} if scheduler is not None else {},
-            stateful={**(stateful or {}), **place},
-            **state,
+            **how,
         )
 
     def training(
@@ -127,7 +134,8 @@ class Assembly:
     ) -> Training:
         """Make a Training. `state` are further fields of TrainingState."""
         guard = StabilityGuard(self.config.stability) if self.config.stability is not None else None
-        parts = {**stateful, **({STABILITY: guard} if guard is not None else {})}
+        own = {STABILITY: guard, ORDER: data.place}
+        parts = {**stateful, **{name: part for name, part in own.items() if part is not None}}
         training = Training(
             model=spread,
             engine=engine,

@@ -1,8 +1,9 @@
-"""A run whose loop, models, optimizers and data are the script's."""
+"""A run whose loop, models and optimizers are the script's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch.optim import Optimizer
 from spottrain.engines.model_state import full_state
 from spottrain.engines.named_state import MODEL
 from spottrain.loop.acceptance import checked_total
+from spottrain.loop.epoch import Epoch
+from spottrain.loop.step import Step
 from spottrain.loop.training import Training
 from spottrain.world.failures import UserError
 
@@ -32,16 +35,15 @@ class Run:
         ...         run.boundary(loss)
         >>> run.step
         3
-
-    Attributes:
-        total: Steps of the whole run.
     """
 
     def __init__(
         self,
         training: Training,
-        total: int,
         *,
+        total: int | None,
+        epochs: int | None,
+        has_data: bool,
         rank: int,
         model_state: Callable[[str], dict[str, Any]],
         optimizers: Iterable[Optimizer],
@@ -50,20 +52,34 @@ class Run:
 
         Args:
             training: What commits and resumes.
-            total: Steps of the whole run.
+            total: Steps of the whole run; None if it has epochs.
+            epochs: Epochs of the whole run; None if it has steps.
+            has_data: Whether the library reads the data.
             rank: Number of this rank.
             model_state: The state of the model of a name, with its shards.
             optimizers: What the script steps. The ranks may stop before the first of them in a step.
         """
-        self.total = checked_total(total)
         self._training = training
+        self._has_data = has_data
         self._rank = rank
         self._model_state = model_state
-        self._steps = training.steps(self.total)
-        self._under_way = next(self._steps, None)
         self._is_judged = False
+        self._fetched: Step | None = None  # the step whose batch was fetched last
+        self._epochs: Iterator[Epoch[Step]] = iter(())
+        self._epoch: Epoch[Step] | None = None
+        self._is_by_epoch = epochs is not None
+        if epochs is not None:
+            self._epochs = training.epochs(epochs)
+            self._begin_epoch()
+        else:
+            self._begin_steps(training.steps(checked_total(total)))
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(lambda *_: self._begin_update())
+
+    @property
+    def total(self) -> int:
+        """Steps of the whole run. If an `order` gives epochs of different lengths, as far as it is known."""
+        return self._training.total_steps or 0
 
     @property
     def step(self) -> int:
@@ -85,9 +101,52 @@ class Run:
         return self._training.share
 
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
-        """Weigh the mean over `share` so that the average of the ranks is the mean over the global batch."""
-        plan = self._training.plan
-        return loss * (len(self.share) * plan.world_size / plan.global_batch)
+        """Weigh the mean over `share` so that the average of the ranks is the mean over the batch of the step."""
+        return loss * (self._training.part_of_batch * self._training.plan.world_size)
+
+    def batches(self) -> Iterator[Any]:
+        """This rank's part of the batch of each step that is left, if `Session.attach` was given a data set.
+
+        Call `boundary` once for each. A batch that the script gives up, before the boundary, is a step without an
+        update.
+
+        Yields:
+            What `collate` made of all samples of `share`, on the rank's device. A rank without a share gets a sample
+            of another one, to which `weigh` gives no weight.
+
+        Raises:
+            UserError: The run has epochs, or no data set.
+        """
+        if self._is_by_epoch or not self._has_data:
+            raise UserError(
+                "run.batches() gives the steps of a data set: call session.attach(total=..., dataset=...). Runs of "
+                "epochs have run.epochs(), and a script with data of its own loops `while run.step < run.total`"
+            )
+        return self._left()
+
+    def epochs(self) -> Iterator[Epoch[Any]]:
+        """The epochs that are left of a run that was attached with `epochs`, each with an exact end.
+
+        A run that is resumed inside an epoch continues there. One that is resumed after the last step of an epoch
+        begins with that epoch, without steps, so that what the script does after them is done.
+
+        Yields:
+            Each epoch in turn. Loop over its batches, as those of `batches`; without a data set, over the numbers of
+            its steps, from 0.
+
+        Raises:
+            UserError: The run has steps, or the loop over an epoch was left early, and the next one begun.
+        """
+        if not self._is_by_epoch:
+            raise UserError("run.epochs() needs their number: call session.attach(epochs=...) instead of total=...")
+        while (epoch := self._epoch) is not None:
+            steps = range(epoch.first_step, epoch.first_step + len(epoch))
+            yield Epoch(epoch.number, steps, self._left())
+            self._begin_epoch()
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        """As `Training.evaluation`: around what may take long between two steps, such as an evaluation."""
+        return self._training.evaluation()
 
     def may_update(self, loss: torch.Tensor | float) -> bool:
         """Judge the step under way, if the job has `stability`, before its optimizers step. A collective.
@@ -109,23 +168,27 @@ class Run:
         """End a step: call it once a step on all ranks, after the updates of everything that is attached.
 
         It reports the step, follows notices, and commits if a commit is due. What was done since the boundary before
-        counts as one step, also if nothing was updated; what a script leaves without a boundary, as a batch that it
-        abandons, is no step. A collective.
+        counts as one step, also if nothing was updated; what a script with data of its own leaves without a boundary,
+        as a batch that it gives up, is no step. A collective.
 
         Args:
             loss: This rank's loss, as it went backward. The mean over the ranks is reported.
 
         Raises:
             Drained: The ranks have agreed to stop, and this step is committed. Do not catch it: it ends the script.
-            UserError: All steps of the run are done.
+            UserError: All steps of the run or of an epoch are done, or the batch of the step was not fetched.
         """
         if self._under_way is None:
-            raise UserError(f"run.boundary was called after step {self.total}, the last one; end the loop there")
+            after = f"step {self.step}, the last one" + (" of its epoch" if self._epoch is not None else "")
+            raise UserError(f"run.boundary was called after {after}; call it once in each step of the loop")
+        if self._has_data and self._fetched is not self._under_way:
+            raise UserError(
+                f"run.boundary was called in step {self.step + 1} before its batch was fetched; call it once for "
+                "each batch of run.batches() or of an epoch"
+            )
         if not self._is_judged:
             self._note_update(loss)
-        self._is_judged = False
-        self._training.updated_elsewhere()
-        self._under_way = next(self._steps, None)
+        self._cross()
 
     def full_state_dict(self, name: str = MODEL) -> dict[str, Any]:
         """A whole model, to write it to a file. A collective, for between two steps.
@@ -137,6 +200,35 @@ class Run:
             On rank 0, the state dict of the model before it was spread, in the CPU's memory. On the other ranks, {}.
         """
         return full_state(self._model_state(name), keep=self._rank == 0)
+
+    def _begin_epoch(self) -> None:
+        self._epoch = next(self._epochs, None)
+        self._begin_steps(iter(self._epoch) if self._epoch is not None else iter(()))
+
+    def _begin_steps(self, steps: Iterator[Step]) -> None:
+        self._steps = steps
+        self._under_way = next(steps, None)
+
+    def _left(self) -> Iterator[Any]:
+        """What is left of the epoch, or of a run of steps."""
+        while (step := self._under_way) is not None:
+            if self._fetched is step:  # and given up
+                self._cross()
+                continue
+            self._fetched = step
+            yield self._content(step)
+
+    def _content(self, step: Step) -> Any:
+        if self._has_data:
+            [batch] = step.fetch()
+            return batch.data
+        assert self._epoch is not None
+        return step.number - 1 - self._epoch.first_step
+
+    def _cross(self) -> None:
+        self._is_judged = False
+        self._training.updated_elsewhere()
+        self._under_way = next(self._steps, None)
 
     def _begin_update(self) -> None:
         if self._under_way is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -16,6 +17,7 @@ from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan
 from spottrain.data.loader import Collate, Data, MapDataset
 from spottrain.data.own_data import OwnData
+from spottrain.data.rank_data import RankData
 from spottrain.data.script_order import OrderFunction
 from spottrain.engines.auto import applied
 from spottrain.engines.blocks import find_blocks, prepare_blocks
@@ -26,6 +28,7 @@ from spottrain.engines.precision import DTYPES, slower_than_needed
 from spottrain.engines.structure import check_same_model
 from spottrain.loop.acceptance import (
     check_adopted_model,
+    check_length,
     check_model,
     check_optimizer,
     check_scheduler,
@@ -338,23 +341,45 @@ class Session:
         )
         return self._training
 
-    def attach(self, *, total: int, **attached: Any) -> Run:
+    def attach(
+        self,
+        *,
+        total: int | None = None,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        dataset: MapDataset | None = None,
+        collate: Collate | None = None,
+        shuffle: bool = True,
+        order: OrderFunction | None = None,
+        num_workers: int | None = None,
+        loader: Mapping[str, Any] | None = None,
+        **attached: Any,
+    ) -> Run:
         """Take what a script trains in a loop of its own, and resume from the newest commit.
 
-        The script spreads its models, reads its data, and steps its optimizers and schedules. Commits hold the state
-        of all that is attached, by its name. Random numbers are then those of this rank. A collective: every rank
-        attaches the same, in the same order.
+        The script spreads its models, and steps its optimizers and schedules. Commits hold the state of all that is
+        attached, by its name. Random numbers are then those of this rank. A collective: every rank attaches the same,
+        in the same order.
 
         Args:
             total: Steps of the whole run, not of this generation. A step is what lies between two calls of
                 `Run.boundary`.
+            epochs: Epochs of the whole run, instead of its steps: see `Run.epochs`.
+            steps_per_epoch: Steps of each epoch of a script that reads its data itself.
+            dataset: The training data, for `Run.batches` and `Run.epochs`. None: the script reads its data itself.
+            collate: As for `prepare`.
+            shuffle: As for `prepare`.
+            order: As for `prepare`.
+            num_workers: As for `prepare`.
+            loader: As for `prepare`.
             attached: Modules as they were spread (by DDP, FSDP2 or not at all), optimizers, schedules, tensors, lists
                 and dicts and arrays that are changed in place, and other objects with state_dict and load_state_dict,
                 by names of the script's choice. The state of each is the same on all ranks, or in shards (DTensors),
                 or each rank's own in a `ByRank`.
 
         Returns:
-            The run. Train until its `step` is `total`, and call its `boundary` once a step.
+            The run. Train until its `step` is `total`, or loop over its `batches` or `epochs`, and call its
+            `boundary` once a step.
 
         Raises:
             UserError: Something has no state that a commit could hold, or the newest commit does not fit.
@@ -362,15 +387,27 @@ class Session:
         from spottrain.engines.attached import AttachedModels  # imports FSDP, which is slow
 
         self._refuse_second()
+        check_length(total, epochs, steps_per_epoch, has_data=dataset is not None)
         found = Attachment.of(attached)
         found.check_sizes(*self._assembly.world_sizes())
+        plan = replace(self.batch_plan, micro_batch=self.batch_plan.global_batch)  # a step has one batch
+        data: RankData | OwnData = OwnData.of(plan, seed=self.config.seed, steps_per_epoch=steps_per_epoch or 1)
+        if dataset is not None:
+            read = Data(dataset, collate, num_workers, shuffle, loader or {})
+            ordered = order_of(read, self.config.seed, order=order, largest_batch=plan.global_batch)
+            data = self._assembly.rank_data(read, ordered, plan)
+        elif collate is not None or order is not None or num_workers is not None or loader is not None:
+            raise UserError(
+                "collate, order, num_workers and loader say how a data set is read, and session.attach was given "
+                "none; pass dataset, too. If one of them is the name of a state, choose another name"
+            )
         model = found.models.get(MODEL)
         plain = getattr(model, "module", model)
         models = AttachedModels(found.models, found.optimizers, found.tensors)
         self._training = self._assembly.training(
             models,
             model if model is not None else nn.Module(),
-            OwnData.of(self.batch_plan, seed=self.config.seed),
+            data,
             optimizers=found.optimizers,
             schedulers=found.schedulers,
             model_config=model_config(plain) if plain is not None else None,
@@ -378,8 +415,15 @@ class Session:
             stateful=found.parts,
             by_rank=found.rank_parts(rank=self.rank, world_size=self.world_size),
         )
-        optimizers = found.optimizers.values()
-        return Run(self._training, total, rank=self.rank, model_state=models.model_state, optimizers=optimizers)
+        return Run(
+            self._training,
+            total=total,
+            epochs=epochs,
+            has_data=dataset is not None,
+            rank=self.rank,
+            model_state=models.model_state,
+            optimizers=found.optimizers.values(),
+        )
 
     def _refuse_second(self) -> None:
         """Raises UserError if the session has a model in training. A call that has failed may be repeated."""

@@ -119,6 +119,16 @@ class Training:
         return self.plan.share(self._context.rank, self._data.batches.at(self.step).positions)
 
     @property
+    def part_of_batch(self) -> float:
+        """Which part `share` is of the batch of the step that follows."""
+        return len(self.share) / len(self._data.batches.at(self.step).positions)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole run, if its epochs stay as long as the one under way. None before the loop starts."""
+        return self._data.batches.expected_steps(self.step)
+
+    @property
     def is_judged(self) -> bool:
         """Whether the job has `stability`, by which each step is judged before its update."""
         return self._guard is not None
@@ -165,7 +175,7 @@ class Training:
         with closing(self._begin(total, by_epoch=False, otherwise=OTHER_TOTALS)):
             yield from self._steps_to(total)
 
-    def epochs(self, number: int) -> Iterator[Epoch]:
+    def epochs(self, number: int) -> Iterator[Epoch[Step]]:
         """The remaining epochs of the run, each with an exact end.
 
         As `steps`, and the last batch of an epoch is what is left of it. A run that is resumed inside an epoch
@@ -187,7 +197,7 @@ class Training:
             for steps, epoch in self._data.batches.epochs_from(self.step):
                 self._reporter.update(total_steps=self._data.batches.expected_steps(self.step))
                 left = self._steps_to(steps.stop)
-                yield Epoch(epoch.number, len(steps), left)
+                yield Epoch(epoch.number, steps, left)
                 if self.step < steps.stop:
                     raise UserError(LEFT_EPOCH.format(epoch.number, self.step - steps.start, len(steps)))
                 next(left, None)  # completes the last step, if the script left the loop after its update
