@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 uri_argument = click.argument("uri")
 format_option = click.option(
-    "--format", "name", type=click.Choice(["tar", "jsonl", "tokens"]), required=True, help="Format of the shards."
+    "--format",
+    "name",
+    type=click.Choice(["tar", "jsonl", "parquet", "arrow", "tokens"]),
+    required=True,
+    help="Format of the shards.",
 )
 context_option = click.option("--context", type=click.IntRange(min=1), help="Of tokens: inputs of a sample.")
 dtype_option = click.option(

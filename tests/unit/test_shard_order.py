@@ -23,6 +23,7 @@ def index_of(samples: list[int]) -> ShardIndex:
         sizes=np.full(number, 1 << 20),
         checksums=np.zeros(number, np.int64),
         samples=np.array(samples),
+        unpacked=np.full(number, 1 << 20),
     )
 
 

@@ -194,7 +194,7 @@ def test_a_store_that_is_gone_for_a_while_is_asked_again(tmp_path: Path) -> None
             return super().read_into(key, offset, memory)
 
     store = partial(Gone, tmp_path / "corpus")
-    cache = ShardCache(tmp_path / "cache", 300, data.index, store, place="corpus", sleep=slept.append)
+    cache = ShardCache(tmp_path / "cache", 300, data.index, JsonLines(), store, place="corpus", sleep=slept.append)
     cache.fetch(2)
     assert cache.holds(2)
     assert slept == [1, 2, 4, 8]
@@ -248,12 +248,12 @@ def test_what_can_not_be_used_is_refused_with_what_to_do(tmp_path: Path) -> None
     shards_in(tmp_path)
     assert "names no shards" in refused(tmp_path, uri="corpus/*.tar")
     assert "* or ? in the name of a folder" in refused(tmp_path, uri="s3://bucket/*/0.tar")
-    assert "the format of shards is 'parquet'; use one of tar, jsonl" in refused(tmp_path, format="parquet")
+    assert "the format of shards is 'csv'; use one of tar, jsonl, parquet, arrow" in refused(tmp_path, format="csv")
     assert "is of shards with the format 'jsonl', and 'tar' is asked for" in refused(tmp_path, format="tar")
     assert "is of shards with the names '*.jsonl', and '*.tar'" in refused(
         tmp_path, uri=f"file://{tmp_path}/corpus/*.tar"
     )
-    assert "0.jsonl has 100 bytes, and the cache" in refused(tmp_path, cache_bytes=99)
+    assert "0.jsonl needs 100 bytes, and the cache" in refused(tmp_path, cache_bytes=99)
     assert "can't be written" in refused(tmp_path, cache=tmp_path / "corpus" / "0.jsonl")
     assert "window and lanes" in refused(tmp_path, window=0)
     index = tmp_path / "corpus" / INDEX_KEY

@@ -1,9 +1,9 @@
 """A bounded folder of shards on a node, which its ranks and their workers share.
 
-A file there is a whole shard, verified: it is fetched under another name, and renamed. Whoever needs a shard that is
-not there fetches it, so that no process has to live for another one. If room is needed, shards go that the plan does
-not name, and then those that it names last: the plan is the order in which the node's ranks need shards, which is
-known. Locks are those of the kernel, which end with their process.
+A file there is a whole shard, verified: it is fetched under another name, unpacked if it is packed, and renamed.
+Whoever needs a shard that is not there fetches it, so that no process has to live for another one. If room is needed,
+shards go that the plan does not name, and then those that it names last: the plan is the order in which the node's
+ranks need shards, which is known. Locks are those of the kernel, which end with their process.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 from zlib_ng import zlib_ng
 
 from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound, StorageUnavailable
 from spottrain.checkpoint.stores.storage import ObjectReader
+from spottrain.data.shards.formats import InvalidShard, ShardFormat
+from spottrain.data.shards.formats.shard_format import Unpack
 from spottrain.data.shards.index import ShardIndex
 
 # How often a store that does not answer is asked again: about five minutes in all.
@@ -49,6 +52,7 @@ class ShardCache:
         folder: Path,
         max_bytes: int,
         index: ShardIndex,
+        format: ShardFormat,
         open_store: Callable[[], ObjectReader],
         *,
         place: str,
@@ -60,6 +64,7 @@ class ShardCache:
             folder: On a local disk.
             max_bytes: Largest size of all files there, also of those that are being fetched.
             index: The shards.
+            format: Gives them the form in which samples are read.
             open_store: Opens the store; called once in each process that fetches.
             place: URI of the shards, for messages.
             sleep: Waits so many seconds.
@@ -70,14 +75,17 @@ class ShardCache:
         self._folder = folder / index.fingerprint
         self.max_bytes = max_bytes
         self._index = index
+        self._format = format
         self._open_store = open_store
         self._place = place
         self._sleep = sleep
         self._store: tuple[int, ObjectReader] | None = None  # with the process that has opened it
-        if (largest := int(index.sizes.max())) > max_bytes:
+        is_packed = np.array([format.unpack(name) is not None for name in index.names])
+        room = index.unpacked + np.where(is_packed, index.sizes, 0)
+        if (largest := int(room.max())) > max_bytes:
             raise CacheUnusable(
-                f"the shard {index.names[int(index.sizes.argmax())]} has {largest} bytes, and the cache {folder} "
-                f"holds {max_bytes}; raise cache_bytes"
+                f"the shard {index.names[int(room.argmax())]} needs {largest} bytes, and the cache {folder} holds "
+                f"{max_bytes}; raise cache_bytes"
             )
         try:
             (self._folder / "locks").mkdir(parents=True, exist_ok=True)
@@ -116,17 +124,21 @@ class ShardCache:
         with self._locked(f"shard-{number % _NUM_LOCKS}"):
             if self.holds(number):
                 return
-            with self._room_for(number) as unfinished:
+            unpack = self._format.unpack(self._index.names[number])
+            with self._room_for(number, is_packed=unpack is not None) as unfinished:
                 try:
-                    self._read(number, unfinished)
-                    os.rename(unfinished, self._path(number))
+                    self._read(number, unfinished[0])
+                    if unpack is not None:
+                        self._unpack(number, unpack, *unfinished)
+                    os.rename(unfinished[-1], self._path(number))
                 except OSError as error:
                     raise CacheUnusable(
                         f"the cache {self._folder} can't be written: {error.strerror}; give its disk more room than "
                         f"cache_bytes ({self.max_bytes})"
                     ) from error
                 finally:
-                    unfinished.unlink(missing_ok=True)
+                    for path in unfinished:
+                        path.unlink(missing_ok=True)
 
     def plan(self, upcoming: Sequence[int]) -> None:
         """Say which shards are needed, in order of need."""
@@ -144,19 +156,24 @@ class ShardCache:
             yield
 
     @contextmanager
-    def _room_for(self, number: int) -> Iterator[Path]:
-        """A file of the shard's size, which counts already. It is locked as long as its process lives."""
-        size, unfinished = int(self._index.sizes[number]), self._folder / f"{number}.{os.getpid()}.unfinished"
-        while True:
-            with self._locked("room"):
-                if self._make_room(size):
-                    file = unfinished.open("wb")
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                    file.truncate(size)
-                    break
-            self._sleep(_WAIT_FOR_ROOM)  # others are fetching; what they have fetched may go
-        with file:
-            yield unfinished
+    def _room_for(self, number: int, *, is_packed: bool) -> Iterator[list[Path]]:
+        """A file of the shard's size, and one of its unpacked size if it is packed.
+
+        They count already, and are locked as long as their process lives.
+        """
+        sizes = [int(self._index.sizes[number]), int(self._index.unpacked[number])][: 1 + is_packed]
+        paths = [self._folder / f"{number}.{os.getpid()}.{place}.unfinished" for place in range(len(sizes))]
+        with ExitStack() as files:
+            while True:
+                with self._locked("room"):
+                    if self._make_room(sum(sizes)):
+                        for path, size in zip(paths, sizes, strict=True):
+                            file = files.enter_context(path.open("wb"))
+                            fcntl.flock(file, fcntl.LOCK_EX)
+                            file.truncate(size)
+                        break
+                self._sleep(_WAIT_FOR_ROOM)  # others are fetching; what they have fetched may go
+            yield paths
 
     def _make_room(self, size: int) -> bool:
         """Drop shards until there is room, first those that are needed last."""
@@ -223,6 +240,17 @@ class ShardCache:
                 f"the shard {name} of {self._place} has {read_bytes} bytes, and the index says {size}: it was cut or "
                 "changed. Put it back, or make the index again (`spottrain data index`), which begins another run"
             )
+
+    def _unpack(self, number: int, unpack: Unpack, packed: Path, unpacked: Path) -> None:
+        with packed.open("rb") as file, unpacked.open("r+b") as into:
+            try:
+                unpack(file, into)
+            except InvalidShard as error:
+                raise ShardDamaged(
+                    f"the shard {self._index.names[number]} of {self._place} can't be unpacked: {error}; make the "
+                    "index again (`spottrain data index`), which begins another run"
+                ) from error
+            into.truncate()
 
     def _opened_store(self) -> ObjectReader:
         """A client of this process: those of a parent don't survive a fork."""

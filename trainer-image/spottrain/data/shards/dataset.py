@@ -43,8 +43,8 @@ class Shards:
 
         Args:
             uri: The shards, such as s3://bucket/corpus/*.tar; also gs://, file:// and https://.
-            format: "tar" (WebDataset), "jsonl", or an object of `spottrain.data.shards.formats`, such as
-                `Tokens(context=1024)`.
+            format: "tar" (WebDataset), "jsonl", "parquet", "arrow", or an object of `spottrain.data.shards.formats`,
+                such as `Tokens(context=1024)`.
             cache: Folder for shards on this node, shared by its ranks and workers.
             cache_bytes: Bytes that the cache may hold.
             window: Shards in which samples are shuffled. A larger one shuffles better, and needs a larger cache.
@@ -82,7 +82,7 @@ class Shards:
         place = ShardPlace.of(uri, endpoint_url)
         self._uri = uri
         self.index = _read_index(place, self._format)
-        self.cache = ShardCache(Path(cache), cache_bytes, self.index, place.open, place=uri)
+        self.cache = ShardCache(Path(cache), cache_bytes, self.index, self._format, place.open, place=uri)
         self._ends: list[int] = np.cumsum(self.index.samples).tolist()
         self._places: OrderedDict[int, Sequence[Place]] = OrderedDict()
 

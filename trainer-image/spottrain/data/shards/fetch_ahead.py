@@ -55,8 +55,8 @@ class FetchAhead:
 
 def check_room(shards: Shards, order: ShardOrder, share: range) -> None:
     """Raises CacheUnusable if a node's windows don't fit into the cache."""
-    needed = order.side_by_side(share) * int(shards.index.sizes.max())
-    needed = min(needed, int(shards.index.sizes.sum()))
+    needed = order.side_by_side(share) * int(shards.index.unpacked.max())
+    needed = min(needed, int(shards.index.unpacked.sum()))
     if needed > shards.cache.max_bytes:
         raise CacheUnusable(
             f"the cache holds {shards.cache.max_bytes} bytes, and this node reads shards of {needed} bytes side by "
@@ -70,7 +70,7 @@ def wanted(shards: Shards, upcoming: Iterator[int]) -> list[int]:
     room = shards.cache.max_bytes
     for number in upcoming:
         if number not in found:
-            room -= int(shards.index.sizes[number])
+            room -= int(shards.index.unpacked[number])
             if room < 0:
                 break
             found[number] = None

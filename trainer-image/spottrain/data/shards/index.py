@@ -31,10 +31,11 @@ class _IndexFile(BaseModel):
     sizes: list[int]
     checksums: list[int]
     samples: list[int]
+    unpacked: list[int]
 
     @model_validator(mode="after")
     def _is_even(self) -> _IndexFile:
-        if len({len(each) for each in (self.names, self.sizes, self.checksums, self.samples)}) > 1:
+        if len({len(each) for each in (self.names, self.sizes, self.checksums, self.samples, self.unpacked)}) > 1:
             raise ValueError("its lists have different lengths")
         return self
 
@@ -50,6 +51,7 @@ class ShardIndex:
         sizes: Their bytes; shape `(shards,)`.
         checksums: CRC-32 of their bytes.
         samples: How many samples each has.
+        unpacked: Their bytes in a cache, where they have the form in which samples are read.
     """
 
     format: str
@@ -58,6 +60,7 @@ class ShardIndex:
     sizes: Indices
     checksums: Indices
     samples: Indices
+    unpacked: Indices
 
     @property
     def num_samples(self) -> int:
@@ -70,7 +73,7 @@ class ShardIndex:
         return hashlib.sha256(content + self.samples.tobytes() + self.format.encode()).hexdigest()[:12]
 
     def to_json(self) -> bytes:
-        lists = {name: getattr(self, name).tolist() for name in ("sizes", "checksums", "samples")}
+        lists = {name: getattr(self, name).tolist() for name in ("sizes", "checksums", "samples", "unpacked")}
         file = _IndexFile(format=self.format, pattern=self.pattern, names=list(self.names), **lists)
         return file.model_dump_json().encode()
 
@@ -93,4 +96,5 @@ class ShardIndex:
             sizes=np.array(file.sizes, np.int64),
             checksums=np.array(file.checksums, np.int64),
             samples=np.array(file.samples, np.int64),
+            unpacked=np.array(file.unpacked, np.int64),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ class _Scanned(NamedTuple):
     size: int
     checksum: int
     samples: int
+    unpacked: int
 
 
 def make_index(
@@ -54,6 +56,7 @@ def make_index(
         sizes=np.array([each.size for each in scanned], np.int64),
         checksums=np.array([each.checksum for each in scanned], np.int64),
         samples=np.array([each.samples for each in scanned], np.int64),
+        unpacked=np.array([each.unpacked for each in scanned], np.int64),
     )
     if not index.num_samples:
         raise ValueError(f"the shards {place.folder}/{place.pattern} have no samples")
@@ -93,10 +96,16 @@ def _scan(
 ) -> Iterator[_Scanned]:
     def scan(shard: tuple[str, int]) -> _Scanned:
         name, size = shard
-        with tempfile.TemporaryFile() as file:
+        with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as unpacked:
             checksum = _read(storage, name, size, file)
             try:
-                return _Scanned(name, size, checksum, len(format.places(file)))
+                if (unpack := format.unpack(name)) is not None:
+                    unpack(file, unpacked)
+                    unpacked.flush()
+                readable = file if unpack is None else unpacked
+                return _Scanned(
+                    name, size, checksum, len(format.places(readable)), os.fstat(readable.fileno()).st_size
+                )
             except InvalidShard as error:
                 raise ValueError(
                     f"the shard {place.folder}/{name} has another format than {format.name}: {error}"

@@ -1,0 +1,70 @@
+"""Shards as WebDataset writes them."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from spottrain.data.shards.formats.compression import decompression
+from spottrain.data.shards.formats.shard_format import Decode, InvalidShard, Place, Unpack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tar:
+    """A tar file as WebDataset writes it: files with one name and different endings in a row are a sample.
+
+    A sample is a dict of the files by ending, with the name as `__key__`. Text (`.txt`), numbers (`.cls`), JSON and
+    arrays (`.npy`) are decoded; other files are bytes.
+
+    Attributes:
+        decode: Makes the sample from that dict, as by decoding an image. None: the dict is the sample.
+    """
+
+    decode: Decode | None = None
+
+    @property
+    def name(self) -> str:
+        return "tar"
+
+    def unpack(self, name: str) -> Unpack | None:
+        return decompression(name)
+
+    def places(self, file: BinaryIO) -> Sequence[Place]:
+        file.seek(0)
+        try:
+            with tarfile.open(fileobj=file, mode="r:") as tar:
+                members = [(each.name, each.offset_data, each.size) for each in tar if each.isfile()]
+        except tarfile.TarError as error:
+            raise InvalidShard(f"it can't be read as a tar file without compression: {error}") from error
+        samples = groupby(members, key=lambda member: _split(member[0])[0])
+        return [(key, [(_split(name)[1], begin, size) for name, begin, size in files]) for key, files in samples]
+
+    def sample(self, file: BinaryIO, place: Place) -> Any:
+        key, files = place
+        found: dict[str, Any] = {"__key__": key}
+        for ending, begin, size in files:
+            file.seek(begin)
+            found[ending] = _DECODERS.get(ending.rpartition(".")[2], bytes)(file.read(size))
+        return self.decode(found) if self.decode is not None else found
+
+
+_DECODERS: Mapping[str, Callable[[bytes], Any]] = {
+    "txt": bytes.decode,
+    "cls": int,
+    "json": json.loads,
+    "npy": lambda content: np.load(io.BytesIO(content), allow_pickle=False),
+}
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A member's name without its ending, and the ending: what follows the first dot of its last part."""
+    folder, _, base = name.rpartition("/")
+    stem, _, ending = base.partition(".")
+    return f"{folder}/{stem}" if folder else stem, ending
