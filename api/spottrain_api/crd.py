@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from spottrain_api.contract.message import Message
 from spottrain_api.contract.names import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from spottrain_api.cost_record import COST_KIND, COST_PLURAL, CostRecord
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND, HISTORY_PLURAL, MAX_HISTORY_CHARACTERS
 from spottrain_api.settings.resource import Resource
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
@@ -69,9 +70,28 @@ def history_definition() -> dict[str, Any]:
     return _definition(HISTORY_KIND, HISTORY_PLURAL, {"shortNames": ["tjh"]}, {"schema": {"openAPIV3Schema": schema}})
 
 
+def cost_definition() -> dict[str, Any]:
+    """The CRD of the records of what jobs cost, which the operator alone writes."""
+    record = structural_schema(CostRecord)
+    schema = {
+        "type": "object",
+        "description": "What a TrainingJob cost, day by day, for `spottrain cost`. The operator writes it, and it "
+        "stays when the job is deleted.",
+        "required": record["required"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            **record["properties"],
+        },
+    }
+    return _definition(COST_KIND, COST_PLURAL, {"shortNames": ["tjc"]}, {"schema": {"openAPIV3Schema": schema}})
+
+
 def definitions() -> dict[str, dict[str, Any]]:
     """All CRDs by their names."""
-    return {each["metadata"]["name"]: each for each in (custom_resource_definition(), history_definition())}
+    found = (custom_resource_definition(), history_definition(), cost_definition())
+    return {each["metadata"]["name"]: each for each in found}
 
 
 def _definition(kind: str, plural: str, more_names: dict[str, Any], version: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from spottrain_api.contract.names import GROUP, LABEL_CAPACITY_TYPE, LABEL_JOB_UID, PLURAL, TRAINER_CONTAINER, VERSION
+from spottrain_api.cost_record import COST_PLURAL, CostRecord
 from spottrain_api.history import HISTORY_FIELD, HISTORY_PLURAL, HistoryPoint
 from spottrain_api.tolerant import Path, dotted, read_known
 from spottrain_api.v1alpha1.status import TrainingJobStatus
@@ -30,6 +31,11 @@ UNSEEN_SECONDS = 10.0
 NO_CRDS = (
     "The cluster does not know TrainingJobs: the chart is not installed (docs/tutorial/cluster.md), or KUBECONFIG "
     "names a different cluster."
+)
+
+NO_COSTS = (
+    "The cluster keeps no records of costs (TrainingJobCosts): its chart is older than this command. Upgrade the "
+    "release, or see what single jobs cost with `kubectl get tj`."
 )
 
 T = TypeVar("T")
@@ -75,6 +81,7 @@ class JobSnapshot:
     spec: dict[str, Any]
     created_at: datetime
     status: TrainingJobStatus
+    uid: str = ""
     pods: tuple[PodSummary, ...] = ()
     events: tuple[EventSummary, ...] = ()
     history: tuple[HistoryPoint, ...] = ()
@@ -157,14 +164,17 @@ class JobReader:
 
         Their pods and events are left out. The jobs are in order of name.
         """
-        with sentences(missing=NO_CRDS):
-            if namespace is None:
-                found = self._objects.list_cluster_custom_object(GROUP, VERSION, PLURAL, **self._patience)
-            else:
-                found = self._objects.list_namespaced_custom_object(
-                    GROUP, VERSION, namespace, PLURAL, **self._patience
-                )
-        return sorted((_snapshot(job) for job in _object(found)["items"]), key=lambda job: (job.namespace, job.name))
+        listed = self._listed(PLURAL, namespace, NO_CRDS)
+        return sorted((_snapshot(job) for job in listed), key=lambda job: (job.namespace, job.name))
+
+    def cost_records(self, namespace: str | None) -> list[tuple[str, CostRecord]]:
+        """Read what jobs cost, also those that are deleted, each with its namespace.
+
+        Raises:
+            UserError: The cluster has no such records.
+        """
+        found = self._listed(COST_PLURAL, namespace, NO_COSTS)
+        return [(each["metadata"]["namespace"], read_known(CostRecord, _printable(each))[0]) for each in found]
 
     def read(self, namespace: str, name: str, *, with_history: bool = False) -> JobSnapshot:
         """Read a job with its pods and events.
@@ -225,6 +235,18 @@ class JobReader:
                 except ValueError as error:  # a line that broke off, or a sentence of the kubelet
                     raise UserError(f"The log of {pod} can't be read now: {printable(f'{at} {text}')}") from error
                 yield time_of_line, text
+
+    def _listed(self, plural: str, namespace: str | None, missing: str) -> list[dict[str, Any]]:
+        """All objects of a kind in a namespace, or in all of them."""
+        with sentences(missing=missing):
+            if namespace is None:
+                found = self._objects.list_cluster_custom_object(GROUP, VERSION, plural, **self._patience)
+            else:
+                found = self._objects.list_namespaced_custom_object(
+                    GROUP, VERSION, namespace, plural, **self._patience
+                )
+        items: list[dict[str, Any]] = _object(found)["items"]
+        return items
 
     def _job(self, namespace: str, name: str) -> dict[str, Any]:
         with sentences(missing=_missing(namespace, name)):
@@ -310,6 +332,7 @@ def _snapshot(job: dict[str, Any]) -> JobSnapshot:
     return JobSnapshot(
         namespace=job["metadata"]["namespace"],
         name=job["metadata"]["name"],
+        uid=job["metadata"]["uid"],
         spec=job["spec"],
         created_at=datetime.fromisoformat(job["metadata"]["creationTimestamp"]),
         status=status,

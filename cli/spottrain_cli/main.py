@@ -22,6 +22,7 @@ from rich.text import Text
 from spottrain_api.v1alpha1.status import FINISHED_PHASES, Phase
 from spottrain_cli.api_access import UserError, answers
 from spottrain_cli.checkpoints import checkpoints
+from spottrain_cli.cost import KEYS, cost_json, cost_table, first_day, spent, today
 from spottrain_cli.data import data
 from spottrain_cli.job_view import JobReader, JobSnapshot, now, unseen_sentence
 from spottrain_cli.live_view import duration, job_view, loss_text, speed_text
@@ -108,6 +109,50 @@ def status(job: str | None, watch: bool, all_namespaces: bool, namespace: str | 
     else:
         snapshot = reader.read(reader.namespace, job, with_history=True)
         console.print(job_view(snapshot, now(), [point.loss for point in snapshot.history]))
+
+
+@main.command()
+@click.option(
+    "--since", default="30d", show_default=True, help="The last days, today (UTC) included, as in 7d, or a date."
+)
+@click.option(
+    "--by",
+    multiple=True,
+    type=click.Choice(KEYS),
+    help="What each row is of; may be given several times. Default: job, type and pool.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="As a table for people, or as JSON, in which each row is of one namespace, job, day, type and pool.",
+)
+@click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of all namespaces.")
+@namespace_option
+@kubeconfig_option
+def cost(
+    since: str,
+    by: tuple[str, ...],
+    output: str,
+    all_namespaces: bool,
+    namespace: str | None,
+    kubeconfig: str | None,
+) -> None:
+    """Show what jobs cost, and what on-demand nodes alone would have cost.
+
+    Jobs that are over or deleted count, too.
+    """
+    first = first_day(since, today())
+    reader = JobReader(kubeconfig, namespace)
+    listed = None if all_namespaces else reader.namespace
+    costs = spent(reader.cost_records(listed), reader.jobs(listed), first)
+    if output == "json":
+        click.echo(cost_json(costs, by or KEYS, first))
+    else:
+        default = ("namespace", "job", "type", "pool") if all_namespaces else ("job", "type", "pool")
+        Console().print(cost_table(costs, by or default, first))
 
 
 def watch_job(reader: JobReader, namespace: str, job: str, console: Console) -> Phase:

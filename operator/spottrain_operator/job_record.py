@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from spottrain_operator.core.model import Refusal
 from spottrain_operator.kube.retry import Retry
+from spottrain_operator.objects.costs import Spending
 from spottrain_operator.objects.history import Course
 from spottrain_operator.objects.isolation import IsolationState
 from spottrain_operator.objects.pod_events import KnownTroubles
@@ -25,6 +26,7 @@ class JobRecord:
         isolation: Whether its NetworkPolicy was created.
         troubles: What is known of why its pods don't start.
         course: The points of its history that are yet to be written.
+        spending: What it cost, as far as that is yet to be recorded.
         requests: Requests for the ends of generations that are yet to be traced, by generation. The next one may be
             asked to end before its first step.
     """
@@ -35,4 +37,5 @@ class JobRecord:
     isolation: IsolationState = field(default_factory=IsolationState)
     troubles: KnownTroubles = field(default_factory=KnownTroubles)
     course: Course = field(default_factory=Course)
+    spending: Spending = field(default_factory=Spending)
     requests: dict[int, Request] = field(default_factory=dict)

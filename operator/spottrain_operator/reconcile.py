@@ -45,6 +45,7 @@ from spottrain_operator.metrics import Metrics
 from spottrain_operator.objects.apply import apply
 from spottrain_operator.objects.claims import RivalFinder
 from spottrain_operator.objects.control_address import ControlAddress, with_old_address
+from spottrain_operator.objects.costs import CostKeeper
 from spottrain_operator.objects.events import EventRecorder
 from spottrain_operator.objects.history import HistoryKeeper
 from spottrain_operator.objects.isolation import Isolation
@@ -113,6 +114,7 @@ class Reconciler:
         self._metrics = metrics
         self._tracer = tracer
         self._history = history
+        self._costs = CostKeeper(cluster)
         self._isolation = isolation
         self._control = control
         self._site = site
@@ -135,7 +137,7 @@ class Reconciler:
         if job is None:
             await self._clean_up(key, published)
             return PassResult(gone=True)
-        record = self._record_of(key, job["metadata"]["uid"])
+        record = await self._record_of(key, job["metadata"]["uid"])
         pods = await self._pods(key, job)
         try:
             view = job_view(job)
@@ -168,14 +170,15 @@ class Reconciler:
         self._metrics.passed(key, observed, decided.status)
         self._tracer.passed(key, record.requests, observed, decided.status)
         await self._history.keep(job, record.course, decided.status, self._now())
+        await self._costs.keep(key, record.uid, record.spending, decided.status, self._now())
         if failure is not None:
             raise failure
         return PassResult(requeue_after=decided.requeue_after)
 
-    def _record_of(self, key: JobKey, uid: str) -> JobRecord:
+    async def _record_of(self, key: JobKey, uid: str) -> JobRecord:
         record = self._records.get(key)
         if record is not None and record.uid != uid:
-            self._forget(key)  # deleted and created anew between two passes
+            await self._close(key)  # deleted and created anew between two passes
             record = None
         if record is None:
             record = self._records[key] = JobRecord(uid=uid)
@@ -328,7 +331,7 @@ class Reconciler:
         for meta in pods if not keeps_pods else ():
             if "deletionTimestamp" not in meta:
                 await self._cluster.delete(PODS, meta["name"], namespace=key.namespace, uid=meta["uid"])
-        self._forget(key)
+        await self._close(key)
 
     async def _assign_exit(self, key: JobKey) -> list[Manifest]:
         """Assign all agents of a deleted job to exit.
@@ -364,6 +367,13 @@ class Reconciler:
             self._board.publish(key, {})
         else:
             self._rivals.note(job)
+
+    async def _close(self, key: JobKey) -> None:
+        """Record what a deleted job cost, and forget the job."""
+        record = self._records.get(key)
+        if record is not None:
+            await self._costs.write(key, record.uid, record.spending, self._now())
+        self._forget(key)
 
     def _forget(self, key: JobKey) -> None:
         """Drop what is kept of a job, which holds for no other of its name."""

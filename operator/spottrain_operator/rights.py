@@ -11,6 +11,7 @@ from itertools import product
 
 from spottrain_api import crd
 from spottrain_api.contract.names import GROUP, PLURAL
+from spottrain_api.cost_record import COST_PLURAL
 from spottrain_api.history import HISTORY_PLURAL
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 from spottrain_operator.control_api.cluster_keys import ISSUER_PATH, KEYS_PATH
@@ -45,6 +46,7 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
         Right(group=GROUP, resource=f"{PLURAL}/status", verbs=("update",), of_jobs=True),
         Right(group=GROUP, resource=f"{PLURAL}/finalizers", verbs=("update",), of_jobs=True),
         Right(group=GROUP, resource=HISTORY_PLURAL, verbs=("get", "create", "update"), of_jobs=True),
+        Right(group=GROUP, resource=COST_PLURAL, verbs=("get", "list", "create", "update", "delete"), of_jobs=True),
         Right(resource="pods", verbs=READ),
         Right(resource="pods", verbs=("create", "patch", "delete"), of_jobs=True),
         Right(resource="pods", verbs=("list", "patch"), own_namespace=True),

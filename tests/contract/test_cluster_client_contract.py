@@ -6,6 +6,7 @@ It holds for the cluster in memory and for a real API server.
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -13,7 +14,9 @@ from cluster_setups import RealSetup, Setup, pod_of, pods_of, put_job
 from minimal_job import MINIMAL
 from spottrain_api import crd
 from spottrain_api.contract.names import ANNOTATION_POOL, API_VERSION, LABEL_JOB, LABEL_JOB_UID, TOKEN_AUDIENCE
+from spottrain_api.cost_record import DAYS_KEPT, CostRecord
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND
+from spottrain_api.v1alpha1.status import CostStatus, DayCost, PoolCost, TrainingJobStatus
 from spottrain_operator.control_api.agents import ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.token_review import review_token
@@ -23,6 +26,7 @@ from spottrain_operator.kube.cluster import write
 from spottrain_operator.kube.errors import AlreadyExistsError, ConflictError
 from spottrain_operator.kube.identities import JobKey, PodIdentity
 from spottrain_operator.kube.resources import (
+    COSTS,
     DEFINITIONS,
     HISTORIES,
     JOBS,
@@ -34,6 +38,7 @@ from spottrain_operator.kube.resources import (
     SECRETS,
     Manifest,
 )
+from spottrain_operator.objects.costs import CostKeeper, Spending
 from spottrain_operator.objects.definitions import crd_problem
 from spottrain_operator.objects.events import EventRecorder, events_about
 from spottrain_operator.objects.isolation import network_policy
@@ -196,6 +201,19 @@ async def test_leases_histories_and_secrets_are_written_by_the_fastest(setup: Se
         await write(setup.cluster, resource, stored | {"metadata": stored["metadata"] | {"labels": {"turn": "2"}}})
         with pytest.raises(ConflictError):
             await write(setup.cluster, resource, stored)
+
+
+async def test_costs_of_jobs_are_recorded_and_the_old_ones_are_deleted(setup: Setup) -> None:
+    key, keeper = JobKey(namespace=setup.namespace, name="gpt"), CostKeeper(setup.cluster)
+    now = datetime(2026, 3, 1, tzinfo=UTC)
+    for uid, age, total in (("old", DAYS_KEPT + 1, 1.0), ("new", 0, 2.0), ("new", 0, 3.0)):
+        pools = (PoolCost(capacity_type="spot", pool="h100", total=total, on_demand_only=9.5),)
+        day = DayCost(day=(now - timedelta(days=age)).date(), pools=pools)
+        status = TrainingJobStatus(cost=CostStatus(days=(day,)), completion_time=now)
+        await keeper.keep(key, uid, Spending(), status, now)
+    [record] = (await setup.cluster.list(COSTS, namespace=setup.namespace)).items
+    assert (record["metadata"]["name"], record["job"], record["uid"]) == ("gpt-new", "gpt", "new")
+    assert CostRecord.model_validate({"job": "", "uid": "", "days": record["days"]}).days == (day,)
 
 
 async def test_leases_are_found_by_name_in_all_namespaces(setup: Setup) -> None:

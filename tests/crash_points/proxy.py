@@ -30,7 +30,7 @@ STALE_SECONDS = 2.0
 THROTTLED_SECONDS = 3.0
 _MAX_BYTES = 2**22
 # Leases, Secrets and reviews of tokens are no part of a job.
-_WRITTEN = re.compile(rf"/namespaces/[^/]+/(pods|events|{PLURAL}|trainingjobhistories)(/[^/]+)?(/status)?$")
+_WRITTEN = re.compile(rf"/namespaces/[^/]+/(pods|events|{PLURAL}|trainingjobhistories|trainingjobcosts)(/[^/]+)?(/status)?$")
 _READS = frozenset({"GET", "HEAD"})
 # kopf and the operator's own watch each list the jobs.
 _FIRST_LISTS = {f"/apis/{API_VERSION}/{PLURAL}": 2, "/api/v1/pods": 1, "/api/v1/nodes": 1}

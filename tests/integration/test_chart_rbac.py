@@ -141,6 +141,7 @@ def test_the_operator_is_restricted_and_the_watcher_is_but_for_the_host_network(
         "get nodes",
         "create events -n default",
         "update trainingjobhistories.spottrain.dev -n default",
+        "delete trainingjobcosts.spottrain.dev -n default",
         "create tokenreviews.authentication.k8s.io",
     ],
 )

@@ -22,6 +22,7 @@ from spottrain_operator.kube.cluster import ALL, Fields, Keep, Labels, Listing, 
 from spottrain_operator.kube.errors import AlreadyExistsError, ConflictError, ExpiredError, NotFoundError
 from spottrain_operator.kube.identities import PodIdentity
 from spottrain_operator.kube.resources import (
+    COSTS,
     DEFINITIONS,
     EVENTS,
     HISTORIES,
@@ -65,6 +66,7 @@ class MemoryCluster:
         self.leases: dict[Key, Manifest] = self._objects[LEASES]
         self.secrets: dict[Key, Manifest] = self._objects[SECRETS]
         self.histories: dict[Key, Manifest] = self._objects[HISTORIES]
+        self.costs: dict[Key, Manifest] = self._objects[COSTS]
         self.network_policies: dict[Key, Manifest] = self._objects[NETWORK_POLICIES]
         self.nodes: dict[str, Manifest] = self._objects[NODES]
         self.namespaces: dict[str, Manifest] = self._objects[NAMESPACES]

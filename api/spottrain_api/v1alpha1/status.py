@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -293,6 +293,20 @@ class PoolCost(StatusResource):
         str, Field(description="Name of their pool. Empty: the job has no pools, or no longer that one.")
     ] = ""
     total: Annotated[float, Field(description="Cost of these nodes so far, in the currency of the cost.")] = 0.0
+    on_demand_only: Annotated[
+        float,
+        Field(description="Cost of as many on-demand nodes for the same time, in the currency of the cost."),
+    ] = 0.0
+
+
+class DayCost(StatusResource):
+    """Money that nodes have cost on one day."""
+
+    day: Annotated[date, Field(description="The day, in UTC.")]
+    currency: Annotated[str, Field(description="ISO 4217 code of the currency.")] = "USD"
+    pools: Annotated[
+        tuple[PoolCost, ...], Field(description="The parts of that day's cost, by capacity type and pool.")
+    ] = ()
 
 
 class CostStatus(StatusResource):
@@ -307,6 +321,13 @@ class CostStatus(StatusResource):
     display: Annotated[str, Field(description="Cost and what spot saved, as `kubectl get` shows them.")] = ""
     pools: Annotated[
         tuple[PoolCost, ...], Field(description="The parts of the total, by capacity type and pool.")
+    ] = ()
+    days: Annotated[
+        tuple[DayCost, ...],
+        Field(
+            description="Cost of the newest days that had one, oldest first. The job's TrainingJobCost has the older "
+            "ones, too."
+        ),
     ] = ()
 
 

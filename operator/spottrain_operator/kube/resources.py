@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from spottrain_api.contract.names import GROUP, PLURAL, VERSION
+from spottrain_api.cost_record import COST_PLURAL
 from spottrain_api.history import HISTORY_PLURAL
 
 Manifest = dict[str, Any]
@@ -46,6 +47,7 @@ SECRETS = Resource("", "v1", "secrets")
 NAMESPACES = Resource("", "v1", "namespaces", namespaced=False)
 JOBS = Resource(GROUP, VERSION, PLURAL)
 HISTORIES = Resource(GROUP, VERSION, HISTORY_PLURAL)
+COSTS = Resource(GROUP, VERSION, COST_PLURAL)
 DEFINITIONS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", namespaced=False)
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
 NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies")

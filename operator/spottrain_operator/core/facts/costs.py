@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Sequence
 from datetime import datetime
 
 from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.cost_record import add_pools
 from spottrain_api.v1alpha1.capacity import Capacity, Pool, PoolType
 from spottrain_api.v1alpha1.status import CostStatus, PoolCost
+from spottrain_operator.core.facts.daily_costs import Charge, add_charges, parts_by_day
 from spottrain_operator.core.facts.situation import PodFacts, Situation
-from spottrain_operator.core.timing import seconds_between
 
 # Without prices, spot nodes are taken to cost this share of on-demand nodes.
 USUAL_RATIO = 0.5
@@ -72,37 +73,48 @@ def _cost_now(situation: Situation) -> CostStatus | None:
     if not has_price(capacity):
         return recorded.cost
     since, now = accounting_time(situation)
-    before = recorded.cost
-    if before is None or before.currency != capacity.currency:  # amounts of two currencies don't add up
-        before = CostStatus()
-    held = _held(situation)
-    hours = [_hours_held(facts, since, now) for facts in held]
-    spent = [
-        each * (price(capacity, facts.pod.capacity_type, facts.pod.pool) or 0.0)
-        for each, facts in zip(hours, held, strict=True)
-    ]
-    total = before.total + sum(spent)
-    on_demand_price = price(capacity, CapacityType.ON_DEMAND, None) or 0.0
-    on_demand_only = before.on_demand_only + sum(hours) * on_demand_price
-    pools = _by_pool(capacity, before, held, spent)
-    return CostStatus(total=total, on_demand_only=on_demand_only, currency=capacity.currency, pools=pools)
+    before = recorded.cost or CostStatus(currency=capacity.currency)
+    if before.currency != capacity.currency:  # amounts of two currencies don't add up
+        before = CostStatus(days=before.days)
+    charges = _charges(situation, since, now)
+    costs = [each.cost for each in charges]
+    return CostStatus(
+        total=before.total + sum(each.total for each in costs),
+        on_demand_only=before.on_demand_only + sum(each.on_demand_only for each in costs),
+        currency=capacity.currency,
+        pools=_by_pool(capacity, before.pools, costs),
+        days=add_charges(before.days, charges, capacity.currency),
+    )
 
 
-def _by_pool(
-    capacity: Capacity, before: CostStatus, held: list[PodFacts], spent: list[float]
-) -> tuple[PoolCost, ...]:
+def _charges(situation: Situation, since: datetime, now: datetime) -> list[Charge]:
+    """What each node cost that the job's pods hold, by day."""
+    capacity = situation.spec.capacity
+    on_demand = price(capacity, CapacityType.ON_DEMAND, None) or 0.0
+    charges = []
+    for facts in _held(situation):
+        kind, pool = facts.pod.capacity_type, facts.pod.pool
+        own = price(capacity, kind, pool) or 0.0
+        for day, seconds in parts_by_day(max(since, facts.pod.placed_at), now):
+            hours = seconds / _SECONDS_PER_HOUR
+            cost = PoolCost(
+                capacity_type=kind,
+                pool=pool or "",
+                total=hours * own,
+                on_demand_only=hours * on_demand,
+            )
+            charges.append(Charge(day=day, cost=cost))
+    return charges
+
+
+def _by_pool(capacity: Capacity, before: Sequence[PoolCost], charged: Sequence[PoolCost]) -> tuple[PoolCost, ...]:
     """The cost by capacity type and pool.
 
     Pools that the job no longer has count as one without a name, so that edits don't add up.
     """
     names = {pool.name for pool in capacity.pools}
-    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for each in before.pools:
-        sums[each.capacity_type, each.pool if each.pool in names else ""] += each.total
-    for facts, amount in zip(held, spent, strict=True):
-        pool = facts.pod.pool
-        sums[facts.pod.capacity_type, pool if pool is not None and pool in names else ""] += amount
-    return tuple(PoolCost(capacity_type=kind, pool=pool, total=sums[kind, pool]) for kind, pool in sorted(sums))
+    known = (each if each.pool in names else each.model_copy(update={"pool": ""}) for each in (*before, *charged))
+    return add_pools((), known)
 
 
 def _held(situation: Situation) -> list[PodFacts]:
@@ -111,8 +123,3 @@ def _held(situation: Situation) -> list[PodFacts]:
     They do also while the image is pulled, and until the pod is gone.
     """
     return [f for f in situation.pods.values() if f.pod.node is not None and not f.ended and not f.unreachable]
-
-
-def _hours_held(facts: PodFacts, since: datetime, now: datetime) -> float:
-    """Hours since the last record in which the pod had its node."""
-    return max(0.0, seconds_between(max(since, facts.pod.placed_at), now)) / _SECONDS_PER_HOUR

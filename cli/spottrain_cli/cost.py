@@ -1,0 +1,178 @@
+"""`spottrain cost`: what jobs cost, also those that are over or deleted."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from spottrain_api.cost_record import DAYS_KEPT, CostRecord, merge_days
+from spottrain_api.v1alpha1.status import DayCost
+from spottrain_cli.api_access import UserError
+from spottrain_cli.job_view import JobSnapshot
+
+KEYS = ("namespace", "job", "day", "type", "pool")
+HEADINGS = {"namespace": "Namespace", "job": "Job", "day": "Day", "type": "Capacity type", "pool": "Pool"}
+_DAYS = re.compile(r"([1-9][0-9]*)d")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Money that nodes of one job, day, capacity type and pool have cost.
+
+    Attributes:
+        pool: Empty if the job has no pools.
+        on_demand_only: What as many on-demand nodes would have cost; 0 if their price isn't known.
+    """
+
+    namespace: str
+    job: str
+    uid: str
+    day: date
+    type: str
+    pool: str
+    currency: str
+    cost: float
+    on_demand_only: float
+
+    def key(self, names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(str(getattr(self, name)) for name in names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sum:
+    """The sum of what has the same key and currency."""
+
+    key: tuple[str, ...]
+    currency: str
+    cost: float
+    on_demand_only: float
+
+    @property
+    def saved(self) -> str:
+        if self.on_demand_only <= 0:
+            return "–"
+        return f"{1 - self.cost / self.on_demand_only:.0%}"
+
+
+def first_day(since: str, today: date) -> date:
+    """The first of the last days, today included, or a date.
+
+    Raises:
+        UserError: It is neither, or before what is kept.
+    """
+    days = _DAYS.fullmatch(since)
+    try:
+        # A number of a hundred digits is no number of days that a date can go back.
+        first = today - timedelta(days=int(days[1]) - 1) if days else date.fromisoformat(since)
+    except (ValueError, OverflowError):
+        raise UserError(
+            f"--since {since}: give a number of days, as in 7d, or a date, as in {today.isoformat()}."
+        ) from None
+    if first > today:
+        raise UserError(f"--since {since}: that day is yet to come. Today is {today.isoformat()} (UTC).")
+    if (today - first).days >= DAYS_KEPT:
+        raise UserError(f"--since {since}: costs are kept for {DAYS_KEPT} days. Ask for {DAYS_KEPT}d at most.")
+    return first
+
+
+def spent(records: Iterable[tuple[str, CostRecord]], jobs: Iterable[JobSnapshot], first: date) -> list[Spent]:
+    """What jobs cost since a day.
+
+    The status of a job that exists is newer than its record.
+    """
+    names: dict[tuple[str, str], str] = {}
+    days: dict[tuple[str, str], tuple[DayCost, ...]] = {}
+    for namespace, record in records:
+        names[namespace, record.uid], days[namespace, record.uid] = record.job, record.days
+    for job in jobs:
+        cost, key = job.status.cost, (job.namespace, job.uid)
+        if cost is not None:
+            names[key], days[key] = job.name, merge_days(days.get(key, ()), cost.days)
+    return [
+        Spent(
+            namespace=key[0],
+            job=names[key],
+            uid=key[1],
+            day=each.day,
+            type=pool.capacity_type,
+            pool=pool.pool,
+            currency=each.currency,
+            cost=pool.total,
+            on_demand_only=pool.on_demand_only,
+        )
+        for key in sorted(names, key=lambda key: (key[0], names[key], key[1]))
+        for each in days[key]
+        if each.day >= first
+        for pool in each.pools
+    ]
+
+
+def sums(costs: Iterable[Spent], by: Sequence[str]) -> list[Sum]:
+    """The sums of the costs with the same key, in order of it."""
+    parts: defaultdict[tuple[tuple[str, ...], str], list[Spent]] = defaultdict(list)
+    for each in costs:
+        parts[each.key(by), each.currency].append(each)
+    return [
+        Sum(
+            key=key,
+            currency=currency,
+            cost=sum(each.cost for each in equal),
+            on_demand_only=sum(each.on_demand_only for each in equal),
+        )
+        for (key, currency), equal in sorted(parts.items())
+    ]
+
+
+def cost_table(costs: Sequence[Spent], by: Sequence[str], first: date) -> RenderableType:
+    """One row for each key, and the total of each currency."""
+    if not costs:
+        return (
+            f"No job has cost anything since {first.isoformat()} (UTC). Only nodes whose price is known count: "
+            "capacity.onDemand.pricePerHour, capacity.spot.pricePerHour, or that of a pool."
+        )
+    table = Table(box=None)
+    for name in by:
+        table.add_column(HEADINGS[name])
+    for heading in ("Cost", "On-demand alone", "Saved"):
+        table.add_column(heading, justify="right")
+    for row in sums(costs, by):
+        table.add_row(*row.key, *_amounts(row))
+    totals = sums(costs, ())
+    table.add_section()
+    for row in totals:
+        table.add_row(*_total_of(by, first), *_amounts(row))
+    return table
+
+
+def _total_of(by: Sequence[str], first: date) -> Iterator[str]:
+    yield f"Since {first.isoformat()}"
+    yield from [""] * (len(by) - 1)
+
+
+def _amounts(row: Sum) -> tuple[str, str, str]:
+    alone = f"{row.on_demand_only:.2f} {row.currency}" if row.on_demand_only > 0 else "–"
+    return f"{row.cost:.2f} {row.currency}", alone, row.saved
+
+
+def cost_json(costs: Sequence[Spent], by: Sequence[str], first: date) -> str:
+    """The same for programs."""
+    rows = [dict(zip(by, row.key, strict=True)) | _numbers(row) for row in sums(costs, by)]
+    answer = {"since": first.isoformat(), "costs": rows, "totals": [_numbers(row) for row in sums(costs, ())]}
+    return json.dumps(answer, indent=2)
+
+
+def _numbers(row: Sum) -> dict[str, object]:
+    alone = row.on_demand_only if row.on_demand_only > 0 else None
+    return {"currency": row.currency, "cost": row.cost, "onDemandOnly": alone}
+
+
+def today() -> date:
+    """The current day in UTC, by which costs are kept."""
+    return datetime.now(UTC).date()
