@@ -17,7 +17,7 @@ uri_argument = click.argument("uri")
 format_option = click.option(
     "--format",
     "name",
-    type=click.Choice(["tar", "jsonl", "parquet", "arrow", "tokens"]),
+    type=click.Choice(["tar", "jsonl", "mds", "parquet", "arrow", "tokens"]),
     required=True,
     help="Format of the shards.",
 )

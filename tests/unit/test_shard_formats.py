@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import io
+import json
 import re
 import sys
 import zlib
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +23,7 @@ import torch
 
 from spottrain.data import Shards
 from spottrain.data.shards.cache import CacheUnusable, ShardDamaged
-from spottrain.data.shards.formats import JsonLines, format_of
+from spottrain.data.shards.formats import JsonLines, Mds, format_of
 from spottrain.data.shards.make_index import make_index
 from spottrain.data.shards.store import ShardPlace
 from spottrain_cli.data import data as data_command
@@ -158,3 +163,101 @@ def test_the_command_line_knows_every_format() -> None:
     named = re.findall(r"use one of (.*), or Tokens", str(caught.value))[0].split(", ")
     assert [*option.type.choices] == [*named, "tokens"]
     assert [format_of(each).name for each in named] == named
+
+
+def mosaic(folder: Path) -> str:
+    """Three samples in two shards, written by mosaicml-streaming 0.13.0: `plain`, and compressed by `zstd`."""
+    for name, content in json.loads((Path(__file__).parents[1] / "mds_corpus.json").read_text()).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(base64.b64decode(content))
+    return f"file://{folder}"
+
+
+@pytest.mark.parametrize("name", ["plain/*.mds", "zstd/*.mds.zstd"])
+@pytest.mark.parametrize("own_index", [False, True])
+def test_shards_of_mosaicml_are_read_with_its_index_and_with_ours(tmp_path: Path, name: str, own_index: bool) -> None:
+    uri = f"{mosaic(tmp_path)}/{name}"
+    if own_index:
+        make_index(ShardPlace.of(uri), Mds())
+    data = Shards(uri, format="mds", cache=tmp_path / "cache", cache_bytes=2000)
+    assert data.index.samples.tolist() == [2, 1]
+    for number in range(3):
+        found = data[number]
+        arrays = {key: found.pop(key) for key in "abc"}
+        assert found == {
+            "j": {"k": [number]},
+            "n": -number,
+            "raw": bytes([number]),
+            "text": f"é{number}",
+            "u": number,
+        }
+        assert arrays["a"].tolist() == list(range(number + 1))
+        assert arrays["b"].tolist() == [[0, 1], [2, 3]]
+        assert arrays["c"].tolist() == [number, number]
+        assert [arrays[key].dtype.name for key in "abc"] == ["int64", "int32", "float32"]
+
+
+def mds_shard(encoding: str, samples: list[bytes]) -> bytes:
+    """A shard with one column of open size, `x`."""
+    sizes: list[int | None] = [None]
+    columns = json.dumps({"column_names": ["x"], "column_encodings": [encoding], "column_sizes": sizes}).encode()
+    whole = [len(each).to_bytes(4, "little") + each for each in samples]
+    begin = 4 + 4 * (len(samples) + 1) + len(columns)
+    ends = np.cumsum([begin, *map(len, whole)]).astype("<u4")
+    return len(samples).to_bytes(4, "little") + ends.tobytes() + columns + b"".join(whole)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content", "value"),
+    [("str_float", b"1.5", 1.5), ("str_decimal", b"1.10", Decimal("1.10")), ("png", b"\x89", b"\x89")],
+)
+def test_columns_of_mds_have_their_types(encoding: str, content: bytes, value: Any) -> None:
+    file = io.BytesIO(mds_shard(encoding, [b"", content]))
+    assert Mds().sample(file, Mds().places(file)[1]) == {"x": value}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (mds_shard("pkl", [b"x"]), "column 'x' has the encoding 'pkl', which spottrain does not read; write"),
+        (mds_shard("str", [b"x"])[:-1], "its table of samples is not that of an MDS shard"),
+        (b"", "its table of samples"),
+        (b"\x00\x00\x00\x00\x08\x00\x00\x00", "its columns can't be read: Invalid JSON"),
+    ],
+    ids=["pickle", "cut", "empty", "no columns"],
+)
+def test_what_is_no_mds_shard_gets_no_index(tmp_path: Path, content: bytes, sentence: str) -> None:
+    (tmp_path / "0.mds").write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        indexed(tmp_path, "mds")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"version": 1}, "can't be read: version: Input should be 2"),
+        ({"shards": []}, "index.json names no shards"),
+    ],
+    ids=["version", "empty"],
+)
+def test_an_index_of_mosaicml_streaming_that_can_not_be_used_is_named(
+    tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
+    uri = f"{mosaic(tmp_path)}/plain"
+    index = tmp_path / "plain" / "index.json"
+    with pytest.raises(ValueError, match=r"names the shard shard.00000.mds, and '\*.zstd'"):
+        Shards(f"{uri}/*.zstd", format="mds", cache=tmp_path / "cache", cache_bytes=2000)
+    index.write_text(json.dumps(json.loads(index.read_text()) | change))
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        Shards(f"{uri}/*.mds", format="mds", cache=tmp_path / "cache", cache_bytes=2000)
+    index.unlink()
+    with pytest.raises(ValueError, match="there is no index"):
+        Shards(f"{uri}/*.mds", format="mds", cache=tmp_path / "cache", cache_bytes=2000)
+
+
+def test_shards_that_brotli_has_compressed_are_refused(tmp_path: Path) -> None:
+    uri = mosaic(tmp_path)
+    index = tmp_path / "zstd" / "index.json"
+    index.write_text(index.read_text().replace('"zstd:3"', '"br:11"'))
+    with pytest.raises(ValueError, match="are compressed by br:11; use gz or zstd"):
+        Shards(f"{uri}/zstd/*.zstd", format="mds", cache=tmp_path / "cache", cache_bytes=2000)

@@ -248,7 +248,9 @@ def test_what_can_not_be_used_is_refused_with_what_to_do(tmp_path: Path) -> None
     shards_in(tmp_path)
     assert "names no shards" in refused(tmp_path, uri="corpus/*.tar")
     assert "* or ? in the name of a folder" in refused(tmp_path, uri="s3://bucket/*/0.tar")
-    assert "the format of shards is 'csv'; use one of tar, jsonl, parquet, arrow" in refused(tmp_path, format="csv")
+    assert "the format of shards is 'csv'; use one of tar, jsonl, mds, parquet, arrow" in refused(
+        tmp_path, format="csv"
+    )
     assert "is of shards with the format 'jsonl', and 'tar' is asked for" in refused(tmp_path, format="tar")
     assert "is of shards with the names '*.jsonl', and '*.tar'" in refused(
         tmp_path, uri=f"file://{tmp_path}/corpus/*.tar"

@@ -26,7 +26,7 @@ from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound, Stora
 from spottrain.checkpoint.stores.storage import ObjectReader
 from spottrain.data.shards.formats import InvalidShard, ShardFormat
 from spottrain.data.shards.formats.shard_format import Unpack
-from spottrain.data.shards.index import ShardIndex
+from spottrain.data.shards.index import UNKNOWN, ShardIndex
 
 # How often a store that does not answer is asked again: about five minutes in all.
 PAUSES = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
@@ -216,7 +216,7 @@ class ShardCache:
                 self._sleep(pause)
         with path.open("rb") as file:
             found = _checksum(file, size)
-        if found != self._index.checksums[number]:
+        if self._index.checksums[number] not in (found, UNKNOWN):
             raise ShardDamaged(
                 f"the shard {name} of {self._place} has changed since the index was made: its checksum is "
                 f"{found:08x}, and the index says {self._index.checksums[number]:08x}. Put it back, or make the "

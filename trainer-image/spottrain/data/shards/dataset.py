@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from spottrain.checkpoint.errors import ObjectNotFound
+from spottrain.checkpoint.stores.storage import ObjectReader
 from spottrain.data.shards.cache import ShardCache
 from spottrain.data.shards.formats import Place, ShardFormat, format_of
 from spottrain.data.shards.index import INDEX_KEY, InvalidIndex, ShardIndex
+from spottrain.data.shards.mds_index import MDS_INDEX_KEY, index_of_mds
 from spottrain.data.shards.shard_order import ShardOrder
 from spottrain.data.shards.store import ShardPlace
 
@@ -43,8 +45,8 @@ class Shards:
 
         Args:
             uri: The shards, such as s3://bucket/corpus/*.tar; also gs://, file:// and https://.
-            format: "tar" (WebDataset), "jsonl", "parquet", "arrow", or an object of `spottrain.data.shards.formats`,
-                such as `Tokens(context=1024)`.
+            format: "tar" (WebDataset), "jsonl", "mds", "parquet", "arrow", or an object of
+                `spottrain.data.shards.formats`, such as `Tokens(context=1024)`.
             cache: Folder for shards on this node, shared by its ranks and workers.
             cache_bytes: Bytes that the cache may hold.
             window: Shards in which samples are shuffled. A larger one shuffles better, and needs a larger cache.
@@ -136,14 +138,21 @@ class Shards:
         return self._places[shard]
 
 
-def _read_index(place: ShardPlace, format: ShardFormat) -> ShardIndex:
-    where = f"{place.folder}/{INDEX_KEY}"
+def _found(store: ObjectReader, key: str) -> bytes | None:
     try:
-        content, _ = place.open().get(INDEX_KEY)
-    except ObjectNotFound as error:
+        return store.get(key)[0]
+    except ObjectNotFound:
+        return None
+
+
+def _read_index(place: ShardPlace, format: ShardFormat) -> ShardIndex:
+    where, store = f"{place.folder}/{INDEX_KEY}", place.open()
+    if (content := _found(store, INDEX_KEY)) is None:
+        if format.name == "mds" and (content := _found(store, MDS_INDEX_KEY)) is not None:
+            return index_of_mds(content, f"{place.folder}/{MDS_INDEX_KEY}", place.pattern)
         raise InvalidIndex(
             f"there is no index {where}; make it once, with `spottrain data index {place.folder}/{place.pattern}`"
-        ) from error
+        )
     index = ShardIndex.from_json(content, where)
     for what, asked, found in (("names", place.pattern, index.pattern), ("format", format.name, index.format)):
         if asked != found:

@@ -13,6 +13,8 @@ from spottrain.data.order import Indices
 
 INDEX_KEY = "spottrain-index.json"
 VERSION = 1
+UNKNOWN = -1
+"""Stands for the checksum of a shard whose size alone is known."""
 
 
 class InvalidIndex(ValueError):
@@ -49,7 +51,7 @@ class ShardIndex:
         pattern: Which objects are shards, such as `*.tar`.
         names: Their keys.
         sizes: Their bytes; shape `(shards,)`.
-        checksums: CRC-32 of their bytes.
+        checksums: CRC-32 of their bytes, or `UNKNOWN`.
         samples: How many samples each has.
         unpacked: Their bytes in a cache, where they have the form in which samples are read.
     """

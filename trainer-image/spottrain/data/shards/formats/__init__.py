@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from spottrain.data.shards.formats.columns import Arrow, Parquet
 from spottrain.data.shards.formats.json_lines import JsonLines
+from spottrain.data.shards.formats.mds import Mds
 from spottrain.data.shards.formats.shard_format import InvalidShard, Place, ShardFormat
 from spottrain.data.shards.formats.tar import Tar
 from spottrain.data.shards.formats.tokens import Tokens
@@ -14,6 +15,7 @@ __all__ = [
     "Arrow",
     "InvalidShard",
     "JsonLines",
+    "Mds",
     "Parquet",
     "Place",
     "ShardFormat",
@@ -25,6 +27,7 @@ __all__ = [
 _BY_NAME: Mapping[str, Callable[[], ShardFormat]] = {
     "tar": Tar,
     "jsonl": JsonLines,
+    "mds": Mds,
     "parquet": Parquet,
     "arrow": Arrow,
 }
