@@ -122,6 +122,7 @@ class World:
     allowed_networks: frozenset[Network] = frozenset()
     control: ControlAddress = ControlAddress(url="https://control:8443", ca="CA")
     isolates_jobs: bool = False
+    uses_kueue: bool = False
     restarts: bool = True  # the operator, after a pass that failed
 
     def __post_init__(self, last_step: int) -> None:
@@ -146,7 +147,7 @@ class World:
             control=lambda: self.control,
             now=lambda: self.now,
             listening_since=lambda: started_at,
-            site=Site(allowed_networks=self.allowed_networks),
+            site=Site(allowed_networks=self.allowed_networks, uses_kueue=self.uses_kueue),
         )
 
     async def turn(self) -> None:

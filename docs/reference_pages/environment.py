@@ -105,6 +105,8 @@ OPERATOR: Mapping[str, str] = {
     "Default: none. The chart's value jobs.allowedNetworks.",
     "SPOTTRAIN_NETWORK_POLICIES": "Whether each job gets a NetworkPolicy: `true` or `false`. Default: false. "
     "The chart's value jobs.networkPolicies.",
+    "SPOTTRAIN_KUEUE": "Whether jobs may wait in queues of Kueue: `true` or `false`. Default: false. The chart's "
+    "value kueue.enabled.",
     "SPOTTRAIN_NAMESPACES_ASSIGN_IDS": "Whether the cluster gives pods user and group ids, so that those of jobs "
     "name none: `true` or `false`. Default: false. The chart's value namespacesAssignIds.",
     names.ENV_SERVICEACCOUNT_DIR: "Folder with the token and the CA by which operator and watcher talk to "

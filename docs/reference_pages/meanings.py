@@ -44,8 +44,9 @@ PHASES: Mapping[str, Reason] = {
     "Draining": Reason(meaning="The ranks commit at a common step, then the next generation starts."),
     "Recovering": Reason(meaning="A generation has ended, and the next one has not started yet."),
     "Suspended": Reason(
-        meaning="runPolicy.suspend is true, or the budget is spent. The job holds no nodes.",
-        action="Set runPolicy.suspend to false, or raise budget.maxCost, to resume.",
+        meaning="runPolicy.suspend is true, the budget is spent, or the job waits for quota in a queue of Kueue. It "
+        "holds no nodes.",
+        action="Read status.message: it says which of these, and how the job resumes.",
     ),
     "Succeeded": Reason(meaning="The script ended on all ranks with exit code 0."),
     "Failed": Reason(meaning="The job gave up.", action="Read the reason and message of the condition Failed."),
@@ -60,6 +61,11 @@ CAUSES: Mapping[Cause, Reason] = {
     Cause.BUDGET_SPENT: Reason(
         meaning="The job has cost budget.maxCost. With budget.onExceeded: Suspend, it commits and holds no nodes.",
         action="Raise budget.maxCost above status.cost.total to resume.",
+    ),
+    Cause.QUOTA_TAKEN: Reason(
+        meaning="Kueue takes back the job's quota, or that of some nodes. The job commits, and trains on with the "
+        "nodes that are left, or waits in its queue.",
+        action="Nothing: it resumes once Kueue admits it again. The message quotes Kueue's reason.",
     ),
     Cause.DEADLINE_EXCEEDED: Reason(
         meaning="runPolicy.activeDeadlineSeconds has passed. The job commits, then fails.",
@@ -358,6 +364,37 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
             ConditionReason.MONEY_LEFT: Reason(meaning="maxCost was raised: less than 80 % of it are spent."),
             ConditionReason.NO_BUDGET: Reason(meaning="The budget was removed from the job."),
             Cause.BUDGET_SPENT: CAUSES[Cause.BUDGET_SPENT],
+        },
+    ),
+    ConditionType.ADMITTED: ConditionMeaning(
+        when_true="Kueue grants the job the nodes of nodes.min, or more. Absent for a job that was never in a queue.",
+        when_false="The job holds no quota, and no nodes.",
+        reasons={
+            ConditionReason.ADMITTED: Reason(meaning="The message says how many nodes Kueue grants."),
+            ConditionReason.WAITS_FOR_QUOTA: Reason(
+                meaning="Kueue has not admitted the job.",
+                action="The message quotes Kueue: what is missing, and where.",
+            ),
+            Cause.QUOTA_TAKEN: CAUSES[Cause.QUOTA_TAKEN],
+            ConditionReason.WORKLOAD_REFUSED: Reason(
+                meaning="The job's Workload can't be made.", action="Do what the message says. The operator retries."
+            ),
+            ConditionReason.KUEUE_OFF: Reason(
+                meaning="The job names a queue, and the operator doesn't use Kueue.",
+                action="Set the chart's value kueue.enabled, or remove the label kueue.x-k8s.io/queue-name.",
+            ),
+            ConditionReason.KUEUE_MISSING: Reason(
+                meaning="The job names a queue, and Kueue isn't installed.",
+                action="Install Kueue 0.15 or newer, or remove the label kueue.x-k8s.io/queue-name.",
+            ),
+            ConditionReason.KUEUE_TOO_OLD: Reason(
+                meaning="Kueue doesn't serve v1beta2 of its API.", action="Install Kueue 0.15 or newer."
+            ),
+            ConditionReason.ASKS_FOR_NO_NODES: Reason(
+                meaning="The job is suspended, its budget is spent, or another job comes first at its folder."
+            ),
+            ConditionReason.NO_QUEUE: Reason(meaning="The job was taken out of its queue."),
+            ConditionReason.FINISHED: Reason(meaning="The job has finished."),
         },
     ),
     ConditionType.BLOCKED: ConditionMeaning(

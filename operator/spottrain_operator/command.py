@@ -125,6 +125,12 @@ def _https(_context: click.Context, option: click.Parameter, text: str) -> str:
     help="Create a NetworkPolicy for each job, by which only its own pods reach its pods.",
 )
 @click.option(
+    "--kueue/--no-kueue",
+    envvar="SPOTTRAIN_KUEUE",
+    default=False,
+    help="Let jobs with the label kueue.x-k8s.io/queue-name wait in queues of Kueue.",
+)
+@click.option(
     "--namespaces-assign-ids/--no-namespaces-assign-ids",
     envvar="SPOTTRAIN_NAMESPACES_ASSIGN_IDS",
     default=False,
@@ -152,6 +158,7 @@ def main(
     spot_labels: dict[str, str],
     allowed_networks: tuple[str, ...],
     network_policies: bool,
+    kueue: bool,
     namespaces_assign_ids: bool,
 ) -> None:
     """Run the spottrain operator until SIGTERM."""
@@ -192,6 +199,7 @@ def main(
             watcher_port=watcher_port,
             allowed_networks=frozenset(Network(name) for name in allowed_networks),
             isolates_jobs=network_policies,
+            uses_kueue=kueue,
             assigns_ids=namespaces_assign_ids,
             log_format=logs.log_format(),
         ),

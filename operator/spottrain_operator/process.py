@@ -116,7 +116,9 @@ class Operator:
         self._settings = settings
         self._cluster = cluster
         self._keys = keys
-        self._watched = WatchedCluster(cluster, self._on_change, watch_jobs=watch_jobs)
+        self._watched = WatchedCluster(
+            cluster, self._on_change, watch_jobs=watch_jobs, uses_kueue=settings.site.uses_kueue
+        )
         self._election = election
         self._namespaces = LedNamespaces(settings.lease.scope, cluster)
         self._label = LeaderLabel(

@@ -36,6 +36,7 @@ from spottrain_operator.core.model import (
 )
 from spottrain_operator.core.policies.understanding import sentence
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
+from spottrain_operator.core.workloads import WorkloadAction
 from spottrain_operator.job_record import JobRecord
 from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.errors import RefusedError
@@ -62,6 +63,7 @@ from spottrain_operator.objects.observe import (
 from spottrain_operator.objects.placement import DEFAULT_SITE, Site
 from spottrain_operator.objects.pod_events import PodEvents
 from spottrain_operator.objects.pods import annotate_pod, template_hash
+from spottrain_operator.objects.queues import Queues
 from spottrain_operator.objects.waiting_jobs import WaitingJobs
 from spottrain_operator.objects.write_back import as_written, with_condition
 from spottrain_operator.refusals import note_refusal, note_unprotected, protects
@@ -116,6 +118,7 @@ class Reconciler:
         self._history = history
         self._costs = CostKeeper(cluster)
         self._isolation = isolation
+        self._queues = Queues(cluster, site)
         self._control = control
         self._site = site
         self._now = now
@@ -241,6 +244,7 @@ class Reconciler:
             timing=self._timing,
             refusal=record.refusal,
             rival=await self._rivals.rival_of(job),
+            queue=await self._queues.observe(job),
             num_younger_waiting=self._waiting.num_younger(job),
         )
 
@@ -270,7 +274,12 @@ class Reconciler:
         if not record.annotating.is_due(self._now()):
             actions = [action for action in actions if not protects(action)]
         control = self._control()
-        doing = [apply(self._cluster, view, action, control=control, site=self._site) for action in actions]
+        doing = [
+            self._queues.act(view, action, self._now())
+            if isinstance(action, WorkloadAction)
+            else apply(self._cluster, view, action, control=control, site=self._site)
+            for action in actions
+        ]
         results = await asyncio.gather(*doing, return_exceptions=True)
         failed = [(a, e) for a, e in zip(actions, results, strict=True) if isinstance(e, BaseException)]
         refusals = [(a, e) for a, e in failed if isinstance(a, CreatePod) and isinstance(e, RefusedError)]
@@ -331,6 +340,7 @@ class Reconciler:
         for meta in pods if not keeps_pods else ():
             if "deletionTimestamp" not in meta:
                 await self._cluster.delete(PODS, meta["name"], namespace=key.namespace, uid=meta["uid"])
+        await self._queues.give_all_back(key)
         await self._close(key)
 
     async def _assign_exit(self, key: JobKey) -> list[Manifest]:

@@ -16,6 +16,8 @@ from spottrain_api.history import HISTORY_PLURAL
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 from spottrain_operator.control_api.cluster_keys import ISSUER_PATH, KEYS_PATH
 from spottrain_operator.kube.lease import LEASE_NAME
+from spottrain_operator.kube.resources import DEFINITIONS, PRIORITY_CLASSES, WORKLOAD_PRIORITY_CLASSES, WORKLOADS
+from spottrain_operator.objects.queues import DEFINITION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,17 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
         Right(resource="pods", verbs=READ),
     ),
 }
+
+
+# What the operator needs beside these with the chart's value kueue.enabled.
+KUEUE_RIGHTS = (
+    Right(group=WORKLOADS.group, resource=WORKLOADS.plural, verbs=READ),
+    Right(group=WORKLOADS.group, resource=WORKLOADS.plural, verbs=("create", "delete"), of_jobs=True),
+    Right(group=WORKLOADS.group, resource=f"{WORKLOADS.plural}/status", verbs=("update",), of_jobs=True),
+    Right(group=WORKLOADS.group, resource=WORKLOAD_PRIORITY_CLASSES.plural, verbs=("get",)),
+    Right(group=PRIORITY_CLASSES.group, resource=PRIORITY_CLASSES.plural, verbs=("get", "list")),
+    Right(group=DEFINITIONS.group, resource=DEFINITIONS.plural, verbs=("get",), name=DEFINITION),
+)
 
 
 def questions(part: str, namespace: str, watched: Sequence[str] = ()) -> Iterator[dict[str, str]]:

@@ -37,7 +37,7 @@ from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 from spottrain_operator.kube.lease import LeaseSettings
 from spottrain_operator.kube.scope import Scope
 from spottrain_operator.objects.placement import TERMS, Site, node_affinity
-from spottrain_operator.rights import RIGHTS, Right
+from spottrain_operator.rights import KUEUE_RIGHTS, RIGHTS, Right
 from spottrain_operator.selfcheck import main as selfcheck
 
 ROOT = Path(__file__).parents[2]
@@ -105,8 +105,29 @@ def test_no_role_has_wildcards_or_ways_to_more_rights(rendered: list[dict[str, A
 @pytest.mark.cluster
 @pytest.mark.parametrize("part", RIGHTS)
 def test_the_roles_grant_the_rights_that_the_code_asks_for(rendered: list[dict[str, Any]], part: str) -> None:
+    assert granted_to(part, rendered) == {sorted_verbs(right) for right in RIGHTS[part]}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_operator_has_rights_on_kueue_only_if_it_uses_it(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = render("--set", f"kueue.enabled={str(enabled).lower()}")
+    more = KUEUE_RIGHTS if enabled else ()
+    assert granted_to("operator", objects) == {sorted_verbs(right) for right in (*RIGHTS["operator"], *more)}
+    [deployment] = [each for each in objects if each["kind"] == "Deployment"]
+    for variable in deployment["spec"]["template"]["spec"]["containers"][0]["env"]:
+        if "value" in variable:
+            monkeypatch.setenv(variable["name"], variable["value"])
+    assert main.make_context("operator", []).params["kueue"] is enabled
+
+
+def sorted_verbs(right: Right) -> Right:
+    return replace(right, verbs=tuple(sorted(right.verbs)))
+
+
+def granted_to(part: str, objects: list[dict[str, Any]]) -> set[Right]:
+    """What the roles of a part grant."""
     roles = {f"spottrain-{part}", f"spottrain-{part}-lease", f"spottrain-{part}-jobs"}
-    granted = {
+    return {
         Right(
             group=group,
             resource=resource,
@@ -116,7 +137,7 @@ def test_the_roles_grant_the_rights_that_the_code_asks_for(rendered: list[dict[s
             of_jobs=role["metadata"]["name"].endswith("-jobs"),
             own_namespace=role["kind"] == "Role",
         )
-        for role in rendered
+        for role in objects
         if role["kind"] in ("Role", "ClusterRole") and role["metadata"]["name"] in roles
         for rule in role["rules"]
         for group in rule.get("apiGroups", [""])
@@ -124,7 +145,6 @@ def test_the_roles_grant_the_rights_that_the_code_asks_for(rendered: list[dict[s
         for path in rule.get("nonResourceURLs", [""])
         for name in rule.get("resourceNames", [""])
     }
-    assert granted == {replace(right, verbs=tuple(sorted(right.verbs))) for right in RIGHTS[part]}
 
 
 @pytest.mark.cluster

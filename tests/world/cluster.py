@@ -34,6 +34,7 @@ from spottrain_operator.kube.resources import (
     PODS,
     SECRETS,
     TOKEN_REVIEWS,
+    WORKLOADS,
     Manifest,
     Resource,
 )
@@ -68,6 +69,7 @@ class MemoryCluster:
         self.histories: dict[Key, Manifest] = self._objects[HISTORIES]
         self.costs: dict[Key, Manifest] = self._objects[COSTS]
         self.network_policies: dict[Key, Manifest] = self._objects[NETWORK_POLICIES]
+        self.workloads: dict[Key, Manifest] = self._objects[WORKLOADS]
         self.nodes: dict[str, Manifest] = self._objects[NODES]
         self.namespaces: dict[str, Manifest] = self._objects[NAMESPACES]
         self.other_definitions: dict[str, Manifest] = self._objects[DEFINITIONS]
@@ -75,7 +77,7 @@ class MemoryCluster:
         self.tokens: dict[tuple[str, str], PodIdentity] = {}
         self.num_reads: Counter[Resource | str] = Counter()
         self._newest = 0
-        self._shown: dict[Resource, dict[Any, Manifest]] = {JOBS: {}, PODS: {}, NODES: {}}
+        self._shown: dict[Resource, dict[Any, Manifest]] = {JOBS: {}, PODS: {}, NODES: {}, WORKLOADS: {}}
         self._changes: list[tuple[Resource, Manifest | None, WatchEvent]] = []  # with the object before
         self._known_since = 0
 

@@ -20,6 +20,7 @@ class ConditionType(StrEnum):
     CLEAN_UP_HEALTHY = "CleanUpHealthy"
     NOTICES_HEARD = "NoticesHeard"
     WITHIN_BUDGET = "WithinBudget"
+    ADMITTED = "Admitted"
     BLOCKED = "Blocked"
     SPEC_NOT_UNDERSTOOD = "SpecNotUnderstood"
     SUSPENDED = "Suspended"
@@ -51,6 +52,14 @@ class ConditionReason(StrEnum):
     UNDERSTOOD = "Understood"
     MONEY_LEFT = "MoneyLeft"
     NO_BUDGET = "NoBudget"
+    ADMITTED = "Admitted"
+    WAITS_FOR_QUOTA = "WaitsForQuota"
+    WORKLOAD_REFUSED = "WorkloadRefused"
+    KUEUE_OFF = "KueueOff"
+    KUEUE_MISSING = "KueueMissing"
+    KUEUE_TOO_OLD = "KueueTooOld"
+    ASKS_FOR_NO_NODES = "AsksForNoNodes"
+    NO_QUEUE = "NoQueue"
 
 
 class EndReason(StrEnum):

@@ -21,10 +21,17 @@ ANNOTATION_POOL = f"{GROUP}/pool"
 ANNOTATION_POOL_HASH = f"{GROUP}/pool-hash"
 # Of the operator's pods, the one that leads has this label, with the value "true".
 LABEL_LEADER = f"{GROUP}/leader"
+# Of the Workloads with which the operator asks Kueue for quota: for which part of the job, and what it counts.
+LABEL_PART = f"{GROUP}/part"
+LABEL_CONTENT = f"{GROUP}/content"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "spottrain"
 # The container of a trainer pod that runs the agent.
 TRAINER_CONTAINER = "trainer"
+
+# On a job: the LocalQueue of Kueue that it waits in, and its WorkloadPriorityClass.
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+LABEL_QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
 
 # On an operator's lease: the namespaces whose jobs it leads, as JSON.
 ANNOTATION_WATCHED = f"{GROUP}/watched-namespaces"

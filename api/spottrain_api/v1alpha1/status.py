@@ -116,8 +116,8 @@ class GenerationStatus(StatusResource):
         str | None,
         Field(
             description="Why it drains, stops or has ended: Grow, ScaleDown, Edited, Suspended, BudgetSpent, "
-            "DeadlineExceeded, Failure, Hang, Preempted, NodeLost, StatusRestored, EarlierJob or Succeeded, or the "
-            "reason of the condition Failed."
+            "QuotaTaken, DeadlineExceeded, Failure, Hang, Preempted, NodeLost, StatusRestored, EarlierJob or "
+            "Succeeded, or the reason of the condition Failed."
         ),
     ] = None
     message: Annotated[
@@ -182,8 +182,8 @@ class Transition(StatusResource):
     reason: Annotated[
         str,
         Field(
-            description="Why it ended: Grow, ScaleDown, Edited, Suspended, BudgetSpent, DeadlineExceeded, Failure, "
-            "Hang, Preempted, NodeLost, StatusRestored or EarlierJob."
+            description="Why it ended: Grow, ScaleDown, Edited, Suspended, BudgetSpent, QuotaTaken, "
+            "DeadlineExceeded, Failure, Hang, Preempted, NodeLost, StatusRestored or EarlierJob."
         ),
     ]
     message: Annotated[str, Field(description="Why it ended, in a sentence.")] = ""

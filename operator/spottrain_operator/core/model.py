@@ -18,6 +18,7 @@ from spottrain_api.contract.notices import Notice
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
+from spottrain_operator.core.workloads import QueueView, WorkloadAction
 
 # Reasons of containers that have ended without a start. They have no log.
 FAILED_STARTS = frozenset({"StartError", "ContainerCannotRun"})
@@ -135,6 +136,8 @@ class JobView:
         orphans_pods: Whether its deletion is to leave the pods, as with `kubectl delete --cascade=orphan`.
         not_understood: Fields of the spec that a newer version may have written. `spec` doesn't have them.
         too_large: Fields that hold too much.
+        queue: LocalQueue of Kueue that it waits in. Empty: none.
+        queue_priority: WorkloadPriorityClass. Empty: that of its pods, or none.
     """
 
     namespace: str
@@ -148,6 +151,8 @@ class JobView:
     status: TrainingJobStatus = field(default_factory=TrainingJobStatus)
     not_understood: tuple[str, ...] = ()
     too_large: tuple[str, ...] = ()
+    queue: str = ""
+    queue_priority: str = ""
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -236,6 +241,7 @@ class Observed:
     Attributes:
         reports: By pod uid, of the agents that were heard since `listening_since`.
         refused_reports: Why the newest report of a pod was refused, by pod uid. Its `reports` are older.
+        queue: None: the job is in no queue, and has left nothing in one.
         num_younger_waiting: Number of jobs that wait for nodes, too, and are younger.
         kept_away: Nodes that are kept from the pods without a node, by pod uid.
         template_hash: Of the pod template that the current spec gives.
@@ -255,6 +261,7 @@ class Observed:
     timing: Timing = DEFAULT_TIMING
     refusal: Refusal | None = None
     rival: Rival | None = None
+    queue: QueueView | None = None
     num_younger_waiting: int = 0
 
 
@@ -307,7 +314,8 @@ class DeleteJob:
     reason: str
 
 
-Action = CreatePod | DeletePod | AnnotatePod | DeleteJob
+JobAction = CreatePod | DeletePod | AnnotatePod | DeleteJob
+Action = JobAction | WorkloadAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from spottrain_operator.core.policies import (
     pool_choice,
     preemption,
     protection,
+    queueing,
     recording,
     restored,
     rhythm,
@@ -65,11 +66,13 @@ POLICIES: tuple[Policy, ...] = (
     capacity.create_missing,
     protection.protect_members,
     budget.watch_budget,
+    queueing.ask_for_quota,
     conditions.describe,
 )
 # A finished job holds no nodes, and is deleted after its time to live.
 FINISHED_POLICIES: tuple[Policy, ...] = (
     cleanup.delete_pods_of_finished,
+    queueing.finish,
     rivals.give_way,
     conditions.describe_finished,
     lifecycle.report_ignored_edit,

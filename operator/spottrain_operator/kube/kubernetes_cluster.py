@@ -22,7 +22,17 @@ from spottrain_operator.kube.cluster import ALL, Fields, Keep, Labels, Listing, 
 from spottrain_operator.kube.errors import ConflictError, ExpiredError, InvalidObjectError, NotFoundError
 from spottrain_operator.kube.json_text import parsed
 from spottrain_operator.kube.limits import DEFAULT_LIMITS, ClientLimits, RequestLimiter, is_urgent
-from spottrain_operator.kube.resources import JOBS, LEASES, NODES, PODS, SECRETS, TOKEN_REVIEWS, Manifest, Resource
+from spottrain_operator.kube.resources import (
+    JOBS,
+    LEASES,
+    NODES,
+    PODS,
+    SECRETS,
+    TOKEN_REVIEWS,
+    WORKLOADS,
+    Manifest,
+    Resource,
+)
 
 # A request that waits for a connection has no limit: those before it have.
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=3.0, sock_read=15.0)
@@ -34,7 +44,7 @@ NUM_REVIEW_CONNECTIONS = 4
 # The lease is renewed without a limit: a leader that can't has to end. Without a certificate, no agent is heard.
 UNLIMITED = frozenset({LEASES, SECRETS})
 # Caches hold them. Their lists and watches have connections of their own, and no limit.
-CACHED = frozenset({JOBS, NODES, PODS})
+CACHED = frozenset({JOBS, NODES, PODS, WORKLOADS})
 
 PAGE_SIZE = 500
 CONNECT_SECONDS = 5.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from spottrain_operator.core.model import Action, AnnotatePod, CreatePod, DeleteJob, DeletePod, JobView
+from spottrain_operator.core.model import AnnotatePod, CreatePod, DeleteJob, DeletePod, JobAction, JobView
 from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.errors import AlreadyExistsError, NoPoolError, NotAllowedError
 from spottrain_operator.kube.resources import JOBS, PODS
@@ -14,7 +14,7 @@ from spottrain_operator.objects.pods import JobRef, annotate_pod, build_pod
 
 
 async def apply(
-    cluster: Cluster, job: JobView, action: Action, *, control: ControlAddress, site: Site = DEFAULT_SITE
+    cluster: Cluster, job: JobView, action: JobAction, *, control: ControlAddress, site: Site = DEFAULT_SITE
 ) -> None:
     """Do one action. Every action is idempotent: a second time, it changes nothing.
 

@@ -19,6 +19,8 @@ from spottrain_api.contract.names import (
     ANNOTATION_POOL_HASH,
     ANNOTATION_WATCHER,
     LABEL_CAPACITY_TYPE,
+    LABEL_QUEUE,
+    LABEL_QUEUE_PRIORITY,
     LABEL_SEQUENCE,
     LABEL_TEMPLATE_HASH,
     TRAINER_CONTAINER,
@@ -99,6 +101,8 @@ def job_view(job: Manifest) -> JobView:
         status=job_status(job),
         not_understood=tuple(f"spec.{dotted(path)}" for path in unknown),
         too_large=tuple(f"spec.{path}" for path in large),
+        queue=(meta.get("labels") or {}).get(LABEL_QUEUE, ""),
+        queue_priority=(meta.get("labels") or {}).get(LABEL_QUEUE_PRIORITY, ""),
     )
 
 

@@ -89,6 +89,7 @@ class Site:
         spot_labels: Labels of spot nodes, with their values, beside those that are known.
         watcher_port: Port of the watcher on each of them.
         allowed_networks: Values of podTemplate.network that jobs may ask for.
+        uses_kueue: Whether jobs may wait in queues of Kueue.
         isolates_jobs: Whether each job gets a NetworkPolicy.
         assigns_ids: Whether the cluster gives pods user and group ids of their namespace, as OpenShift does.
         log_format: Form of the log lines of trainer pods.
@@ -97,6 +98,7 @@ class Site:
     spot_labels: Mapping[str, str] = field(default_factory=dict)
     watcher_port: int = WATCHER_PORT
     allowed_networks: frozenset[Network] = frozenset()
+    uses_kueue: bool = False
     isolates_jobs: bool = False
     assigns_ids: bool = False
     log_format: LogFormat = LogFormat.TEXT

@@ -96,6 +96,13 @@ def trimmed_node(node: Manifest) -> Manifest:
     }
 
 
+def job_indices(item: Manifest) -> Iterable[tuple[str, ...]]:
+    """An object is found by its job's name."""
+    meta = item["metadata"]
+    if LABEL_JOB in meta.get("labels", {}):
+        yield (LABEL_JOB, meta["namespace"], meta["labels"][LABEL_JOB])
+
+
 def pod_indices(pod: Manifest) -> Iterable[tuple[str, ...]]:
     """A pod is found by its job's name and uid, and by its node."""
     meta = pod["metadata"]

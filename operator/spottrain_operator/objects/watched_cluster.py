@@ -15,22 +15,31 @@ from typing import TypeVar
 from spottrain_api.contract.names import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_operator.kube.cache import Change, ObjectCache
 from spottrain_operator.kube.cluster import ALL, Cluster, Fields, Keep, Labels, Listing, WatchEvent, as_it_is, is_gone
-from spottrain_operator.kube.errors import AlreadyExistsError, ClusterError, ExpiredError, RefusedError
+from spottrain_operator.kube.errors import (
+    AlreadyExistsError,
+    ClusterError,
+    ExpiredError,
+    NotFoundError,
+    RefusedError,
+)
 from spottrain_operator.kube.identities import JobKey
-from spottrain_operator.kube.resources import JOBS, NODES, PODS, Manifest, Resource
+from spottrain_operator.kube.resources import JOBS, NODES, PODS, WORKLOADS, Manifest, Resource
 from spottrain_operator.objects.kept_away import TAINTED, node_indices
 from spottrain_operator.objects.observe import sequence_of
-from spottrain_operator.objects.trimmed import pod_indices, trimmed_job, trimmed_node, trimmed_pod
+from spottrain_operator.objects.trimmed import job_indices, pod_indices, trimmed_job, trimmed_node, trimmed_pod
+from spottrain_operator.objects.workloads import trimmed_workload
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 5.0
+# Until a resource may have been installed that the cluster doesn't have.
+MISSING_SECONDS = 30.0
 # A watch that ends sooner and shows nothing counts as failed.
 SHORTEST_WATCH_SECONDS = 1.0
 # What the caches hold. A pod that names no job, or an empty one, is somebody else's.
 OURS: Labels = {LABEL_MANAGED_BY: MANAGED_BY, LABEL_JOB: None}
-WATCHED: Mapping[Resource, Labels] = {NODES: ALL, JOBS: ALL, PODS: OURS}
+WATCHED: Mapping[Resource, Labels] = {NODES: ALL, JOBS: ALL, PODS: OURS, WORKLOADS: OURS}
 
 OnChange = Callable[[Resource, Change], None]
 Watch = Callable[[int], AsyncIterator[WatchEvent]]
@@ -56,9 +65,12 @@ class WatchedCluster:
         cluster: Fills the caches, writes, and reads what no cache holds.
         on_change: Called with each change, except about the status that this client writes itself.
         watch_jobs: Watches the jobs in the cluster's place.
+        uses_kueue: Whether to watch Workloads, too. Nobody waits for them: a cluster may not have the resource.
     """
 
-    def __init__(self, cluster: Cluster, on_change: OnChange, *, watch_jobs: Watch | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, on_change: OnChange, *, watch_jobs: Watch | None = None, uses_kueue: bool = False
+    ) -> None:
         self._cluster = cluster
         self._on_change = on_change
         self._watch_jobs = watch_jobs
@@ -69,7 +81,13 @@ class WatchedCluster:
         self._nodes = ObjectCache(
             trim=trimmed_node, index=node_indices, on_change=lambda change: on_change(NODES, change)
         )
+        self._workloads = ObjectCache(
+            trim=trimmed_workload, index=job_indices, on_change=lambda change: on_change(WORKLOADS, change)
+        )
+        self._knows_workloads: bool | None = None  # None: not yet. False: there is no such resource
         self._caches = {NODES: self._nodes, JOBS: self._jobs, PODS: self._pods}
+        if uses_kueue:
+            self._caches[WORKLOADS] = self._workloads
         self._unsure_jobs: set[JobKey] = set()
         self._unsure_pods: set[JobKey] = set()
         self._specs: dict[JobKey, tuple[SpecVersion, Manifest]] = {}
@@ -85,8 +103,9 @@ class WatchedCluster:
         synced = {resource: asyncio.Event() for resource in self._caches}
 
         async def wait() -> None:
-            for each in synced.values():
-                await each.wait()
+            for resource, each in synced.items():
+                if resource != WORKLOADS:
+                    await each.wait()
             self._is_synced = True
             is_synced.set()
 
@@ -106,6 +125,7 @@ class WatchedCluster:
                 if version is None:
                     version = await self._fill(resource)
                     is_synced.set()
+                    self._knows_workloads = self._knows_workloads or resource == WORKLOADS
                 async for event in self.watch(resource, version, labels=WATCHED[resource]):
                     cache.apply(event)
                     version = event.version
@@ -113,8 +133,11 @@ class WatchedCluster:
                 logger.info("the %s are listed again: %s", resource, error)
                 version = None
             except ClusterError as error:
+                is_missing = resource == WORKLOADS and isinstance(error, NotFoundError)
+                if is_missing:
+                    version, self._knows_workloads = None, False
                 logger.warning("the %s can't be watched; retrying: %s", resource, error)
-                await asyncio.sleep(error.retry_after or 0.0)
+                await asyncio.sleep(MISSING_SECONDS if is_missing else error.retry_after or 0.0)
             if version != before or time.monotonic() - begun > SHORTEST_WATCH_SECONDS:
                 pause = FIRST_PAUSE_SECONDS
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
@@ -174,6 +197,11 @@ class WatchedCluster:
             return Listing(items=map(keep, pods), version=self._pods.version)
         if resource == JOBS and not (namespace or labels or fields):
             return Listing(items=map(keep, self._jobs.all()), version=self._jobs.version)
+        if resource == WORKLOADS and self._knows_workloads is False:
+            raise NotFoundError("the cluster has no Workloads")
+        if resource == WORKLOADS and namespace and job and self._knows_workloads:
+            found = self._workloads.found_by((LABEL_JOB, namespace, job))
+            return Listing(items=map(keep, found), version=self._workloads.version)
         return await self._cluster.list(resource, namespace=namespace, labels=labels, fields=fields, keep=keep)
 
     def watch(self, resource: Resource, version: int, *, labels: Labels = ALL) -> AsyncIterator[WatchEvent]:
@@ -241,6 +269,8 @@ class WatchedCluster:
     # --- writes -------------------------------------------------------------------------------------------
 
     async def create(self, resource: Resource, manifest: Manifest) -> Manifest:
+        if resource == WORKLOADS:
+            return self._written_workload(await self._cluster.create(WORKLOADS, manifest))
         if resource != PODS:
             return await self._cluster.create(resource, manifest)
         answer = await _or_unsure(self._cluster.create(PODS, manifest), self._unsure_pods, job_of(manifest))
@@ -263,6 +293,8 @@ class WatchedCluster:
 
     async def replace(self, resource: Resource, manifest: Manifest, *, subresource: str = "") -> Manifest:
         replacing = self._cluster.replace(resource, manifest, subresource=subresource)
+        if resource == WORKLOADS:
+            return self._written_workload(await replacing)
         if resource != JOBS:
             return await replacing
         key = JobKey.of(manifest)
@@ -286,6 +318,10 @@ class WatchedCluster:
         deleting = self._cluster.delete(resource, name, namespace=namespace, uid=uid, grace_seconds=grace_seconds)
         if resource == JOBS:
             self._unsure_jobs.add(JobKey(namespace, name))  # the answer doesn't say whether it is gone
+        if resource == WORKLOADS:
+            gone = await deleting
+            self._workloads.deleted((namespace, name), uid)
+            return gone
         if resource != PODS:
             return await deleting
         key = JobKey.of_pod(namespace, name)
@@ -297,6 +333,10 @@ class WatchedCluster:
         else:
             self._pods.written(answer)
         return answer
+
+    def _written_workload(self, workload: Manifest) -> Manifest:
+        self._workloads.written(workload, report=False)
+        return workload
 
 
 def _spec_version(job: Manifest) -> SpecVersion:

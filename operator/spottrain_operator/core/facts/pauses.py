@@ -1,4 +1,4 @@
-"""Why a job holds no nodes for now: its user has suspended it, or its budget is spent."""
+"""Why a job holds no nodes for now: its user has suspended it, its budget is spent, or it waits for quota."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from datetime import datetime
 from spottrain_api.contract.causes import Cause
 from spottrain_api.v1alpha1.budget import OnExceeded
 from spottrain_operator.core.facts.costs import cost_now, rate
+from spottrain_operator.core.facts.queue import (
+    content_that_counts,
+    granting,
+    minimum_of,
+    queue_of,
+    waiting_sentence,
+)
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.timing import after
 
@@ -32,6 +39,19 @@ class Pause:
 
 def pause_of(situation: Situation) -> Pause | None:
     """Why the job pauses; None if it doesn't."""
+    return own_pause(situation) or _without_quota(situation)
+
+
+def _without_quota(situation: Situation) -> Pause | None:
+    queue = queue_of(situation)
+    if queue is None or granting(situation, queue):
+        return None
+    why = waiting_sentence(queue, minimum_of(queue, content_that_counts(situation, queue)))
+    return Pause(cause=Cause.QUOTA_TAKEN, why=why, way_out=why)
+
+
+def own_pause(situation: Situation) -> Pause | None:
+    """Why the job asks for no nodes, whether or not there are any; None if it does."""
     if situation.spec.run_policy.suspend:
         return Pause(
             cause=Cause.SUSPENDED,

@@ -8,6 +8,7 @@ from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_api.v1alpha1.status import GenerationStatus, TrainingJobStatus
 from spottrain_operator.core.facts.pools import pools_have
+from spottrain_operator.core.facts.queue import granted
 from spottrain_operator.core.facts.situation import PodFacts, Situation
 from spottrain_operator.core.timing import seconds_between
 
@@ -32,9 +33,23 @@ class Demand:
 def demand_of(situation: Situation) -> Demand:
     """What the job wants.
 
-    If its spec isn't understood, the pools that are may not be all.
+    If its spec isn't understood, the pools that are may not be all. In a queue, it has what Kueue grants at most.
     """
-    return demand(situation.spec, knows_pools=not situation.observed.job.left_out)
+    wanted = demand(situation.spec, knows_pools=not situation.observed.job.left_out)
+    quota = granted(situation)
+    if quota is None:
+        return wanted
+    return Demand(
+        on_demand=min(wanted.on_demand, quota[CapacityType.ON_DEMAND]),
+        spot=min(wanted.spot, quota[CapacityType.SPOT]),
+        max_on_demand=min(wanted.max_on_demand, quota[CapacityType.ON_DEMAND]),
+    )
+
+
+def minimum_nodes(spec: TrainingJobSpec) -> dict[CapacityType, int]:
+    """The nodes of each type without which the job can't train."""
+    on_demand = min(demand(spec).on_demand, spec.nodes.min)
+    return {CapacityType.ON_DEMAND: on_demand, CapacityType.SPOT: spec.nodes.min - on_demand}
 
 
 def demand(spec: TrainingJobSpec, *, knows_pools: bool = True) -> Demand:
@@ -135,7 +150,7 @@ def _prewarmed(
 
     There should be one for each member whose node may be taken. One that is young stays without such a member, too.
     """
-    if status.generation is None or status.fallback_since is not None:
+    if status.generation is None or status.fallback_since is not None or granted(situation) is not None:
         return [], 0
     members, most = {m.pod_uid for m in status.generation.members}, situation.spec.capacity.spot.max_prewarmed
     wanted = min(most, sum(f.at_risk and f.pod.uid in members for f in kept))

@@ -20,6 +20,12 @@ from spottrain_operator.core.policies.gangs import holds_off
 from spottrain_operator.core.policies.rivals import rival_of
 from spottrain_operator.core.timing import seconds_between
 
+_PAUSED = {
+    Cause.SUSPENDED: "the job is suspended",
+    Cause.BUDGET_SPENT: "the job's budget is spent",
+    Cause.QUOTA_TAKEN: "Kueue grants the job no nodes",
+}
+
 
 def delete_useless(situation: Situation, draft: Draft) -> Draft:
     """Delete pods that no generation can use, except members of a running generation."""
@@ -125,7 +131,7 @@ def _useless(situation: Situation, draft: Draft, facts: PodFacts, kept: bool) ->
 def _wants_none(situation: Situation, draft: Draft) -> str | None:
     """Why the job wants no pods at present."""
     if (pause := pause_of(situation)) is not None:
-        return "the job is suspended" if pause.cause is Cause.SUSPENDED else "the job's budget is spent"
+        return _PAUSED[pause.cause]
     if rival_of(situation, draft) is not None:
         return "the job waits for another one"
     if holds_off(situation, draft):

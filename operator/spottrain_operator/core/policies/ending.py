@@ -20,7 +20,7 @@ from spottrain_operator.core.policies.time_spent import spend_on_end
 from spottrain_operator.core.timing import after
 from spottrain_runtime.wording import clause
 
-_UNWANTED = FAILURES | PREEMPTIONS | {Cause.BUDGET_SPENT}
+_UNWANTED = FAILURES | PREEMPTIONS | {Cause.BUDGET_SPENT, Cause.QUOTA_TAKEN}
 AGAIN = "To run it again, delete the job and apply it again, or apply it under another name"
 
 

@@ -9,6 +9,7 @@ from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.members import members_of
 from spottrain_operator.core.facts.pauses import pause_of
 from spottrain_operator.core.facts.places import places
+from spottrain_operator.core.facts.queue import evicted, taken_sentence
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.policies.ending import AGAIN, finish, request_end
 from spottrain_operator.core.timing import seconds_between
@@ -43,6 +44,8 @@ def _wish(situation: Situation, draft: Draft, generation: GenerationStatus) -> t
         return Cause.EDITED, "the job was edited"
     kept = places(situation, draft.status).kept
     surplus = [m.pod for m in generation.members if m.pod_uid not in kept and _holds_place(situation, m.pod_uid)]
+    if surplus and (workload := evicted(situation)) is not None:
+        return Cause.QUOTA_TAKEN, taken_sentence(workload)
     if surplus:
         return Cause.SCALE_DOWN, f"the job's limits leave no place for {', '.join(surplus)}"
     return None, ""

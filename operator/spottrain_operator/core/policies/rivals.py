@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from spottrain_api.contract.conditions import ConditionReason, ConditionType, EventReason
 from spottrain_operator.core.draft import Draft
-from spottrain_operator.core.facts.pauses import pause_of
+from spottrain_operator.core.facts.pauses import own_pause
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import Rival
 
@@ -19,7 +19,7 @@ def rival_of(situation: Situation, draft: Draft) -> Rival | None:
 
     A running generation is left alone.
     """
-    if draft.finished or draft.running is not None or pause_of(situation) is not None:
+    if draft.finished or draft.running is not None or own_pause(situation) is not None:
         return None
     return situation.observed.rival
 
