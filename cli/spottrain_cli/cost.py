@@ -9,13 +9,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
+from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from spottrain_api.cost_record import DAYS_KEPT, CostRecord, merge_days
 from spottrain_api.v1alpha1.status import DayCost
 from spottrain_cli.api_access import UserError
 from spottrain_cli.job_view import JobSnapshot
+from spottrain_runtime.wording import listed
 
 KEYS = ("namespace", "job", "day", "type", "pool")
 HEADINGS = {"namespace": "Namespace", "job": "Job", "day": "Day", "type": "Capacity type", "pool": "Pool"}
@@ -29,6 +32,7 @@ class Spent:
     Attributes:
         pool: Empty if the job has no pools.
         on_demand_only: What as many on-demand nodes would have cost; 0 if their price isn't known.
+        list_prices_of: Date of the list prices in it. None: its prices are the job's own.
     """
 
     namespace: str
@@ -40,6 +44,7 @@ class Spent:
     currency: str
     cost: float
     on_demand_only: float
+    list_prices_of: date | None
 
     def key(self, names: Sequence[str]) -> tuple[str, ...]:
         return tuple(str(getattr(self, name)) for name in names)
@@ -53,6 +58,7 @@ class Sum:
     currency: str
     cost: float
     on_demand_only: float
+    list_prices_of: tuple[date, ...]
 
     @property
     def saved(self) -> str:
@@ -106,6 +112,7 @@ def spent(records: Iterable[tuple[str, CostRecord]], jobs: Iterable[JobSnapshot]
             currency=each.currency,
             cost=pool.total,
             on_demand_only=pool.on_demand_only,
+            list_prices_of=each.list_prices_of,
         )
         for key in sorted(names, key=lambda key: (key[0], names[key], key[1]))
         for each in days[key]
@@ -125,6 +132,7 @@ def sums(costs: Iterable[Spent], by: Sequence[str]) -> list[Sum]:
             currency=currency,
             cost=sum(each.cost for each in equal),
             on_demand_only=sum(each.on_demand_only for each in equal),
+            list_prices_of=tuple(sorted({each.list_prices_of for each in equal if each.list_prices_of is not None})),
         )
         for (key, currency), equal in sorted(parts.items())
     ]
@@ -135,7 +143,7 @@ def cost_table(costs: Sequence[Spent], by: Sequence[str], first: date) -> Render
     if not costs:
         return (
             f"No job has cost anything since {first.isoformat()} (UTC). Only nodes whose price is known count: "
-            "capacity.onDemand.pricePerHour, capacity.spot.pricePerHour, or that of a pool."
+            "give capacity.onDemand.pricePerHour and capacity.spot.pricePerHour, or those of pools."
         )
     table = Table(box=None)
     for name in by:
@@ -148,7 +156,16 @@ def cost_table(costs: Sequence[Spent], by: Sequence[str], first: date) -> Render
     table.add_section()
     for row in totals:
         table.add_row(*_total_of(by, first), *_amounts(row))
-    return table
+    dates = sorted({each for row in totals for each in row.list_prices_of})
+    return Lines(table, Text(list_price_remark(dates), "yellow")) if dates else table
+
+
+def list_price_remark(dates: Sequence[date]) -> str:
+    """What amounts with an asterisk are."""
+    return (
+        f"* contains list prices of {listed([each.isoformat() for each in dates])}, each of one region, as the job "
+        "gives no prices. A bill differs: set pricePerHour in capacity.onDemand and capacity.spot of the job."
+    )
 
 
 def _total_of(by: Sequence[str], first: date) -> Iterator[str]:
@@ -158,7 +175,8 @@ def _total_of(by: Sequence[str], first: date) -> Iterator[str]:
 
 def _amounts(row: Sum) -> tuple[str, str, str]:
     alone = f"{row.on_demand_only:.2f} {row.currency}" if row.on_demand_only > 0 else "–"
-    return f"{row.cost:.2f} {row.currency}", alone, row.saved
+    mark = "*" if row.list_prices_of else ""
+    return f"{row.cost:.2f} {row.currency}{mark}", alone, row.saved
 
 
 def cost_json(costs: Sequence[Spent], by: Sequence[str], first: date) -> str:
@@ -170,7 +188,8 @@ def cost_json(costs: Sequence[Spent], by: Sequence[str], first: date) -> str:
 
 def _numbers(row: Sum) -> dict[str, object]:
     alone = row.on_demand_only if row.on_demand_only > 0 else None
-    return {"currency": row.currency, "cost": row.cost, "onDemandOnly": alone}
+    dates = [each.isoformat() for each in row.list_prices_of]
+    return {"currency": row.currency, "cost": row.cost, "onDemandOnly": alone, "listPricesOf": dates}
 
 
 def today() -> date:

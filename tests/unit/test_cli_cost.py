@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from datetime import date, timedelta
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from answering_server import answering_server
-from spottrain_api.cost_record import DAYS_KEPT
+from spottrain_api.cost_record import DAYS_KEPT, CostRecord
 from spottrain_cli.api_access import UserError
-from spottrain_cli.cost import cost_table, first_day, today
+from spottrain_cli.cost import cost_json, cost_table, first_day, spent, today
 from spottrain_cli.main import main
 
 TODAY = date(2026, 3, 10)
@@ -100,8 +102,8 @@ def test_amounts_of_two_currencies_are_not_added(tmp_path: Path) -> None:
     answer = json.loads(cost(tmp_path, "-A", "--since", "1d", "-o", "json").output)
     assert answer["since"] == ago(0)
     assert answer["totals"] == [
-        {"currency": "EUR", "cost": 5.0, "onDemandOnly": None},
-        {"currency": "USD", "cost": 2.0, "onDemandOnly": 6.0},
+        {"currency": "EUR", "cost": 5.0, "onDemandOnly": None, "listPricesOf": []},
+        {"currency": "USD", "cost": 2.0, "onDemandOnly": 6.0, "listPricesOf": []},
     ]
     assert answer["costs"][0] == {
         "namespace": "team-a",
@@ -112,7 +114,19 @@ def test_amounts_of_two_currencies_are_not_added(tmp_path: Path) -> None:
         "currency": "USD",
         "cost": 2.0,
         "onDemandOnly": 6.0,
+        "listPricesOf": [],
     }
+
+
+def test_list_prices_show_their_date() -> None:
+    paid = of_day(ago(0), ("spot", "", 2.0)) | {"listPricesOf": "2025-12-01"}
+    costs = spent([("team-a", CostRecord.model_validate({"job": "gpt", "uid": "1", "days": [paid]}))], [], TODAY)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(cost_table(costs, ["job"], TODAY))
+    shown = console.export_text()
+    assert "2.00 USD*" in shown
+    assert "* contains list prices of 2025-12-01, each of one region, as the job gives no prices." in shown
+    assert json.loads(cost_json(costs, ["job"], TODAY))["totals"][0]["listPricesOf"] == ["2025-12-01"]
 
 
 def test_if_nothing_was_spent_it_says_what_would_count() -> None:

@@ -96,7 +96,8 @@ class OnDemandCapacity(Resource):
             allow_inf_nan=False,
             description="Price of one on-demand node per hour, in capacity.currency, for status.cost. "
             "Default: that of the first on-demand pool with a price. Without one, on-demand nodes count as free, and "
-            "the cost is not compared with theirs. If spot nodes have no price either, no cost is counted.",
+            "the cost is not compared with theirs. If the job gives no price at all, and the currency is USD, dated "
+            "list prices of common instances count.",
         ),
     ] = None
 

@@ -307,6 +307,9 @@ class DayCost(StatusResource):
     pools: Annotated[
         tuple[PoolCost, ...], Field(description="The parts of that day's cost, by capacity type and pool.")
     ] = ()
+    list_prices_of: Annotated[
+        date | None, Field(description="Date of the list prices in it, as the job gave no prices.")
+    ] = None
 
 
 class CostStatus(StatusResource):
@@ -329,6 +332,13 @@ class CostStatus(StatusResource):
             "ones, too."
         ),
     ] = ()
+    list_prices_of: Annotated[
+        date | None,
+        Field(
+            description="Date of the list prices in it, as the job gives no prices. They are those of one region, "
+            "and not of a bill: set capacity.onDemand.pricePerHour and capacity.spot.pricePerHour."
+        ),
+    ] = None
 
 
 class AvoidedNode(StatusResource):
@@ -409,7 +419,7 @@ class TrainingJobStatus(StatusResource):
     )
     cost: Annotated[
         CostStatus | None,
-        Field(description="Money that the job's nodes have cost so far. Absent if the spec has no prices."),
+        Field(description="Money that the job's nodes have cost so far. Absent if no price is known."),
     ] = None
     # Bookkeeping that must survive a restart of the operator.
     last_sequence: Annotated[int, Field(description="Highest number that a pod of this job has had in its name.")] = 0

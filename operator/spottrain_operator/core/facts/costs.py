@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.cost_record import add_pools
+from spottrain_api.list_prices import LIST_CURRENCY, list_price
 from spottrain_api.v1alpha1.capacity import Capacity, Pool, PoolType
 from spottrain_api.v1alpha1.status import CostStatus, PoolCost
-from spottrain_operator.core.facts.daily_costs import Charge, add_charges, parts_by_day
+from spottrain_operator.core.facts.daily_costs import Charge, add_charges, list_prices_of, parts_by_day
 from spottrain_operator.core.facts.situation import PodFacts, Situation
 
 # Without prices, spot nodes are taken to cost this share of on-demand nodes.
@@ -44,6 +46,41 @@ def _own_price(pool: Pool) -> float | None:
     return pool.price_per_hour
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePrice:
+    """Prices of a node per hour.
+
+    Attributes:
+        own: Its price.
+        on_demand: That of an on-demand node in its place.
+        listed: Whether they are list prices.
+    """
+
+    own: float
+    on_demand: float
+    listed: bool = False
+
+
+def node_price(capacity: Capacity, facts: PodFacts) -> NodePrice | None:
+    """What the node of a pod costs; at list prices, if the job gives none at all.
+
+    None: unknown.
+    """
+    kind, pool = facts.pod.capacity_type, facts.pod.pool
+    if has_price(capacity):
+        on_demand = price(capacity, CapacityType.ON_DEMAND, None) or 0.0
+        return NodePrice(own=price(capacity, kind, pool) or 0.0, on_demand=on_demand)
+    if facts.node is None or capacity.currency != LIST_CURRENCY:
+        return None
+    listed = list_price(facts.node.labels)
+    if listed is None:
+        return None
+    own = price(capacity, kind, pool)  # a reserved node is paid already
+    if own is None:
+        own = listed.spot if kind is CapacityType.SPOT else listed.on_demand
+    return NodePrice(own=own, on_demand=listed.on_demand, listed=True)
+
+
 def accounting_time(situation: Situation) -> tuple[datetime, datetime]:
     """From when to when nodes are yet to be charged.
 
@@ -63,20 +100,19 @@ def cost_now(situation: Situation) -> CostStatus | None:
 
 def rate(situation: Situation) -> float:
     """Money per second that the nodes cost which the job holds now."""
-    capacity = situation.spec.capacity
-    prices = (price(capacity, f.pod.capacity_type, f.pod.pool) or 0.0 for f in _held(situation))
-    return sum(prices) / _SECONDS_PER_HOUR
+    prices = (node_price(situation.spec.capacity, facts) for facts in _held(situation))
+    return sum(each.own for each in prices if each is not None) / _SECONDS_PER_HOUR
 
 
 def _cost_now(situation: Situation) -> CostStatus | None:
     capacity, recorded = situation.spec.capacity, situation.observed.job.status
-    if not has_price(capacity):
-        return recorded.cost
     since, now = accounting_time(situation)
+    charges = _charges(situation, since, now)
+    if not charges and not has_price(capacity):
+        return recorded.cost
     before = recorded.cost or CostStatus(currency=capacity.currency)
     if before.currency != capacity.currency:  # amounts of two currencies don't add up
         before = CostStatus(days=before.days)
-    charges = _charges(situation, since, now)
     costs = [each.cost for each in charges]
     return CostStatus(
         total=before.total + sum(each.total for each in costs),
@@ -84,26 +120,26 @@ def _cost_now(situation: Situation) -> CostStatus | None:
         currency=capacity.currency,
         pools=_by_pool(capacity, before.pools, costs),
         days=add_charges(before.days, charges, capacity.currency),
+        list_prices_of=list_prices_of(before.list_prices_of, charges),
     )
 
 
 def _charges(situation: Situation, since: datetime, now: datetime) -> list[Charge]:
     """What each node cost that the job's pods hold, by day."""
-    capacity = situation.spec.capacity
-    on_demand = price(capacity, CapacityType.ON_DEMAND, None) or 0.0
     charges = []
     for facts in _held(situation):
-        kind, pool = facts.pod.capacity_type, facts.pod.pool
-        own = price(capacity, kind, pool) or 0.0
+        paid = node_price(situation.spec.capacity, facts)
+        if paid is None:
+            continue
         for day, seconds in parts_by_day(max(since, facts.pod.placed_at), now):
             hours = seconds / _SECONDS_PER_HOUR
             cost = PoolCost(
-                capacity_type=kind,
-                pool=pool or "",
-                total=hours * own,
-                on_demand_only=hours * on_demand,
+                capacity_type=facts.pod.capacity_type,
+                pool=facts.pod.pool or "",
+                total=hours * paid.own,
+                on_demand_only=hours * paid.on_demand,
             )
-            charges.append(Charge(day=day, cost=cost))
+            charges.append(Charge(day=day, cost=cost, at_list_price=paid.listed))
     return charges
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
 from spottrain_api.cost_record import add_pools, merge_days
+from spottrain_api.list_prices import LIST_PRICES_OF
 from spottrain_api.v1alpha1.status import DayCost, PoolCost
 
 # An operator whose records of days can't be written for so long loses those before.
@@ -15,10 +16,15 @@ DAYS_IN_STATUS = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """Money for one node on one day."""
+    """Money for one node on one day.
+
+    Attributes:
+        at_list_price: Whether the job gives no prices, so that it is at the list price.
+    """
 
     day: date
     cost: PoolCost
+    at_list_price: bool = False
 
 
 def parts_by_day(since: datetime, until: datetime) -> Iterator[tuple[date, float]]:
@@ -33,13 +39,20 @@ def parts_by_day(since: datetime, until: datetime) -> Iterator[tuple[date, float
 
 def add_charges(before: Sequence[DayCost], charges: Sequence[Charge], currency: str) -> tuple[DayCost, ...]:
     """The newest days with what was charged since."""
-    known = {each.day: each.pools for each in before if each.currency == currency}
+    known = {each.day: each for each in before if each.currency == currency}
+    days = sorted({each.day for each in charges})
     charged = [
-        DayCost(
-            day=day,
-            currency=currency,
-            pools=add_pools(known.get(day, ()), (each.cost for each in charges if each.day == day)),
-        )
-        for day in sorted({each.day for each in charges})
+        _charged(known.get(day, DayCost(day=day, currency=currency)), [each for each in charges if each.day == day])
+        for day in days
     ]
     return merge_days(before, charged, keep=DAYS_IN_STATUS)
+
+
+def list_prices_of(before: date | None, charges: Iterable[Charge]) -> date | None:
+    """The date of the list prices in a cost to which something was charged."""
+    return LIST_PRICES_OF if any(each.at_list_price for each in charges) else before
+
+
+def _charged(day: DayCost, charges: Sequence[Charge]) -> DayCost:
+    pools = add_pools(day.pools, (each.cost for each in charges))
+    return day.model_copy(update={"pools": pools, "list_prices_of": list_prices_of(day.list_prices_of, charges)})

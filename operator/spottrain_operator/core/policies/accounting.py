@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from spottrain_api.v1alpha1.status import CostStatus, TrainingJobStatus
 from spottrain_operator.core.draft import Draft
-from spottrain_operator.core.facts.costs import accounting_time, cost_now, has_price
+from spottrain_operator.core.facts.costs import accounting_time, cost_now
 from spottrain_operator.core.facts.members import says_nothing
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.policies.time_spent import spend_on_wait
@@ -44,16 +44,19 @@ def _goodput(status: TrainingJobStatus, situation: Situation) -> dict[str, objec
 
 
 def _costs(situation: Situation, status: TrainingJobStatus) -> dict[str, object]:
-    if not has_price(situation.spec.capacity):
-        return {}
     cost = cost_now(situation)
+    if cost is None:
+        return {}
     # Without a step, nothing was bought for less.
-    return {"cost": cost and cost.model_copy(update={"display": _display(cost, bought=status.progress.step > 0)})}
+    return {"cost": cost.model_copy(update={"display": _display(cost, bought=status.progress.step > 0)})}
 
 
 def _display(cost: CostStatus, *, bought: bool) -> str:
-    """ "1.23 USD (saved 61%)" """
+    """ "1.23 USD (saved 61%)", or "1.23 USD (saved 61%; list prices of 2025-12-01)" """
+    remarks = []
+    if bought and cost.on_demand_only > cost.total:
+        remarks.append(f"saved {1 - cost.total / cost.on_demand_only:.0%}")
+    if cost.list_prices_of is not None:
+        remarks.append(f"list prices of {cost.list_prices_of.isoformat()}")
     total = f"{cost.total:.2f} {cost.currency}"
-    if not bought or cost.on_demand_only <= cost.total:
-        return total
-    return f"{total} (saved {1 - cost.total / cost.on_demand_only:.0%})"
+    return f"{total} ({'; '.join(remarks)})" if remarks else total
