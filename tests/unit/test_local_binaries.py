@@ -11,7 +11,17 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from spottrain_local.binaries import CONTROL_PLANE, HELM, METRICS, STREAMS, find_binaries, main, obtain_binaries
+from spottrain_local.binaries import (
+    CONTROL_PLANE,
+    HELM,
+    KUEUE,
+    METRICS,
+    STREAMS,
+    find_binaries,
+    find_kueue,
+    main,
+    obtain_binaries,
+)
 from spottrain_local.built_binaries import PACKAGES, build_binaries
 from spottrain_local.cli import local
 from spottrain_local.fetched_binaries import RELEASED
@@ -202,6 +212,18 @@ def test_the_command_obtains_binaries(arguments: list[str], built: set[str], fak
     assert {path.name for path in folder.iterdir()} == built
     named = [f"{folder / name}" for name in arguments if name in built]
     assert done.stdout.splitlines() == (named or [f"Control plane binaries: {folder}"])
+
+
+def test_kueue_is_built_once_from_a_module_of_its_own(fake_go: Path, cache: Path) -> None:
+    with pytest.raises(LocalClusterError, match=r"There is no .*/kueue\. Run `make kueue`"):
+        find_kueue()
+    for _ in range(2):
+        done = CliRunner().invoke(main, [KUEUE])
+        [folder] = cache.glob("kueue-*")
+        assert done.stdout.splitlines() == [str(folder / KUEUE)]
+    assert find_kueue() == folder / KUEUE
+    assert fake_go.with_name("go.built").read_text().split() == [KUEUE]
+    assert not list(cache.glob("controlplane-*"))
 
 
 @pytest.mark.parametrize(
