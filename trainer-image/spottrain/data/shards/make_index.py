@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -87,6 +88,31 @@ def verify(place: ShardPlace, format: ShardFormat) -> Iterator[str]:
                     yield f"{name} has another checksum than in the index: its content has changed."
 
 
+@contextmanager
+def unpacked_shard(
+    storage: CheckpointStorage, place: ShardPlace, name: str, size: int, format: ShardFormat
+) -> Iterator[tuple[BinaryIO, int]]:
+    """A shard as a file in the form in which samples are read, and its checksum.
+
+    Raises:
+        ValueError: It does not have the format.
+        StorageError: It can't be read.
+    """
+    with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as unpacked:
+        checksum = _read(storage, name, size, file)
+        try:
+            if (unpack := format.unpack(name)) is None:
+                yield file, checksum
+                return
+            unpack(file, unpacked)
+            unpacked.flush()
+            yield unpacked, checksum
+        except InvalidShard as error:
+            raise ValueError(
+                f"the shard {place.folder}/{name} has another format than {format.name}: {error}"
+            ) from error
+
+
 def _scan(
     storage: CheckpointStorage,
     place: ShardPlace,
@@ -96,20 +122,8 @@ def _scan(
 ) -> Iterator[_Scanned]:
     def scan(shard: tuple[str, int]) -> _Scanned:
         name, size = shard
-        with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as unpacked:
-            checksum = _read(storage, name, size, file)
-            try:
-                if (unpack := format.unpack(name)) is not None:
-                    unpack(file, unpacked)
-                    unpacked.flush()
-                readable = file if unpack is None else unpacked
-                return _Scanned(
-                    name, size, checksum, len(format.places(readable)), os.fstat(readable.fileno()).st_size
-                )
-            except InvalidShard as error:
-                raise ValueError(
-                    f"the shard {place.folder}/{name} has another format than {format.name}: {error}"
-                ) from error
+        with unpacked_shard(storage, place, name, size, format) as (file, checksum):
+            return _Scanned(name, size, checksum, len(format.places(file)), os.fstat(file.fileno()).st_size)
 
     with ThreadPoolExecutor(max_workers=_PARALLEL_SHARDS) as pool:
         for each in pool.map(scan, found):

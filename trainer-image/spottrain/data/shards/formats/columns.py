@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, BinaryIO, overload
@@ -36,9 +36,7 @@ class _Columns:
         check_pyarrow("shards of Parquet or Arrow")
 
     def places(self, file: BinaryIO) -> Sequence[Place]:
-        reader = _reader(file)
-        lengths = (reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
-        return _Rows(tuple(accumulate(lengths)))
+        return _Rows(tuple(accumulate(batch.num_rows for batch in record_batches(file))))
 
     def sample(self, file: BinaryIO, place: Place) -> Any:
         number, row = place
@@ -104,6 +102,12 @@ class _Rows(Sequence[tuple[int, int]]):
             return [self[each] for each in range(*index.indices(len(self)))]
         number = bisect_right(self.ends, index)
         return number, index - (self.ends[number - 1] if number else 0)
+
+
+def record_batches(file: BinaryIO) -> Iterator[pa.RecordBatch]:
+    """All rows of an unpacked shard, in order."""
+    reader = _reader(file)
+    return map(reader.get_batch, range(reader.num_record_batches))
 
 
 def _reader(file: BinaryIO) -> pa.ipc.RecordBatchFileReader:

@@ -43,8 +43,8 @@ class Tar:
                 members = [(each.name, each.offset_data, each.size) for each in tar if each.isfile()]
         except tarfile.TarError as error:
             raise InvalidShard(f"it can't be read as a tar file without compression: {error}") from error
-        samples = groupby(members, key=lambda member: _split(member[0])[0])
-        return [(key, [(_split(name)[1], begin, size) for name, begin, size in files]) for key, files in samples]
+        samples = groupby(members, key=lambda member: split_name(member[0])[0])
+        return [(key, [(split_name(name)[1], begin, size) for name, begin, size in files]) for key, files in samples]
 
     def sample(self, file: BinaryIO, place: Place) -> Any:
         key, files = place
@@ -63,7 +63,7 @@ _DECODERS: Mapping[str, Callable[[bytes], Any]] = {
 }
 
 
-def _split(name: str) -> tuple[str, str]:
+def split_name(name: str) -> tuple[str, str]:
     """A member's name without its ending, and the ending: what follows the first dot of its last part."""
     folder, _, base = name.rpartition("/")
     stem, _, ending = base.partition(".")
