@@ -171,6 +171,7 @@ class Run:
             "epochs": None,
             "order": None,
             "shards": None,
+            "streams": None,
             "export_first": False,
             "uri": self.uri or f"file://{self.folder}/checkpoints",
             "endpoint_url": self.endpoint_url,

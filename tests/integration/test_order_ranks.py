@@ -17,6 +17,7 @@ from spottrain.data.script_order import ScriptOrder
 from spottrain.data.shards.formats import JsonLines
 from spottrain.data.shards.make_index import make_index
 from spottrain.data.shards.store import ShardPlace
+from spottrain.data.streams.stream_order import StreamOrder
 from spottrain_api.contract.reports import FailureReason
 from trainer_runs import STEPS, Run, assert_drained, assert_succeeded
 
@@ -105,6 +106,27 @@ def test_shards_are_read_in_one_order_by_any_number_of_ranks_from_caches_that_ho
     assert {step.world for step in audit.steps} == {1, 2, 3}
     for cache in resized.folder.glob("result.pt-cache-*"):
         assert sum(path.stat().st_size for path in cache.rglob("*.shard")) <= 10 * max(sizes)
+
+
+def test_streams_are_read_in_one_order_by_any_number_of_ranks(tmp_path: Path, fork: Any) -> None:
+    settings = {"streams": 4, "step_loss": True}
+    steady = Run(tmp_path / "steady", fork, settings=settings)
+    steady.generate(1)
+    assert_succeeded(steady)
+
+    resized = Run(tmp_path / "resized", fork, settings=settings)
+    resized.generate(2, {1: {2: "drain"}})
+    assert_drained(resized)
+    resized.generate(3, {2: {7: "kill"}})
+    resized.generate(1)
+    assert_succeeded(resized)
+
+    losses = resized.step_losses()
+    assert losses == pytest.approx({step: steady.step_losses()[step] for step in losses}, rel=1e-3)
+    for each, value in resized.parameters().items():
+        torch.testing.assert_close(value, steady.parameters()[each], rtol=1e-4, atol=1e-5)
+    order = StreamOrder(streams=4, seed=5, shuffle=True, global_batch=GLOBAL_BATCH, window=1)
+    assert read_audit(resized.folder / "audit").problems(STEPS, order=order) == []
 
 
 def test_a_corpus_that_has_changed_since_the_commit_is_refused(tmp_path: Path, fork: Any) -> None:

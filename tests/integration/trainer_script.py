@@ -27,6 +27,7 @@ from spottrain.checkpoint.format.head import read_head  # noqa: E402
 from spottrain.checkpoint.saving.writer import start_writer  # noqa: E402
 from spottrain.checkpoint.stores.file_storage import FileStorage  # noqa: E402
 from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
+from spottrain.data import Streams  # noqa: E402
 from spottrain.loop import stopping  # noqa: E402
 from spottrain.world import listener, stop_point  # noqa: E402
 from spottrain_api.contract.configuration import DrainRequest  # noqa: E402
@@ -204,6 +205,9 @@ model = Model(RANK_SETTINGS["width"], RANK_SETTINGS["dropout"], has_norm=RANK_SE
 model.blocks.requires_grad_(not RANK_SETTINGS["frozen"])
 seen = Seen()
 with spottrain.session() as session:
+    if (num_streams := RANK_SETTINGS["streams"]) is not None:
+        of_index = dataset
+        dataset = Streams(lambda stream, number: iter(of_index[stream::num_streams]), streams=num_streams)
     if RANK_SETTINGS["shards"]:
         cache = Path(f"{RANK_SETTINGS['result']}-cache-{session.rank}")
         dataset = corpus(RANK_SETTINGS["shards"], cache, RANK_SETTINGS["cache_bytes"])

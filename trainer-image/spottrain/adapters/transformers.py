@@ -26,7 +26,7 @@ from transformers.optimization import GreedyLR
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
-from spottrain.data import random_state
+from spottrain.data import Streams, random_state
 from spottrain.loop.acceptance import check_dataset
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session
@@ -119,6 +119,11 @@ class SpottrainTrainer(Trainer):
                 "world size; set batch.micro in the job"
             )
         check_dataset(self.train_dataset)
+        if isinstance(self.train_dataset, Streams):
+            raise UserError(
+                f"train_dataset ({type(self.train_dataset).__name__}) has no epochs, and the Trainer counts those of "
+                "its data; pass another data set, or write a loop with session.prepare"
+            )
         self._refuse_other_arguments()
         args.per_device_train_batch_size = self._train_batch_size = plan.micro_batch
         args.gradient_accumulation_steps = plan.num_micro_batches

@@ -1,5 +1,6 @@
 """Which samples a rank reads, in which order, with which random numbers."""
 
 from spottrain.data.shards.dataset import Shards
+from spottrain.data.streams.dataset import Streams
 
-__all__ = ["Shards"]
+__all__ = ["Shards", "Streams"]

@@ -20,8 +20,8 @@ from spottrain_planner import batch_sizes
 class MicroBatch:
     """The positions of one forward and backward pass on one rank.
 
-    A rank that has no samples left computes samples of another rank with weight zero, because it has to take part in
-    the collectives of forward and backward.
+    A rank that has no samples left computes some again with weight zero, because it has to take part in the
+    collectives of forward and backward. They are its own, or another rank's if it has none.
 
     Attributes:
         batch: Positions of the whole batch in the order of the run.
@@ -108,7 +108,7 @@ class BatchPlan:
         positions = _shifted(part, share.start)
         return MicroBatch(
             batch=batch,
-            positions=positions or batch[: self.multiple_of],
+            positions=positions or (share or batch)[: self.multiple_of],
             num_samples=len(positions),
             loss_weight=len(positions) * self.world_size / len(batch),
             is_last=index == self.num_micro_batches - 1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import chain, islice
@@ -18,13 +18,17 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan, FetchedBatch, MicroBatch
 from spottrain.data.batches import Batches
+from spottrain.data.streams.cursor import Mark
+from spottrain.data.streams.dataset import Streams
+from spottrain.data.streams.marks import StreamMarks
+from spottrain.data.streams.reader import StreamReader
 from spottrain.data.to_device import to_device
 from spottrain.data.workers import FromWorkers, StartWorker
 
 logger = logging.getLogger(__name__)
 
 Collate = Callable[[list[Any]], Any]
-Fetch = Callable[..., Iterator[FetchedBatch]]
+Fetch = Callable[..., Iterator["_Fetched"]]
 
 # By default, a worker fetches data ahead if the first micro-batches, which the rank fetches itself, take longer than
 # this. To pass a micro-batch between processes takes a fraction of a millisecond.
@@ -51,14 +55,14 @@ class Data:
     """A data set, and how it is read.
 
     Attributes:
-        dataset: The training data.
+        dataset: The training data: items by index, or streams.
         collate: Makes a batch from a list of items. None: as torch's DataLoader does.
         num_workers: Processes that fetch items ahead. None: one process, if items are slow to fetch.
         shuffle: Whether the order is random.
         loader: Further arguments of torch's DataLoader, of `OPTIONS`.
     """
 
-    dataset: MapDataset
+    dataset: MapDataset | Streams
     collate: Collate | None = None
     num_workers: int | None = None
     shuffle: bool = True
@@ -73,6 +77,11 @@ class Data:
         num_workers = 1 if self.num_workers is None else self.num_workers
         if not isinstance(num_workers, int):
             raise ValueError(f"num_workers is {num_workers!r}; pass a whole number, or None")
+        if isinstance(self.dataset, Streams) and num_workers > 1:
+            raise ValueError(
+                f"num_workers is {num_workers}, and one process reads a rank's streams, in their order; pass 1, or 0 "
+                "if the streams have workers of their own"
+            )
         if self.loader.get("timeout") and not num_workers:
             raise ValueError("loader: timeout is for workers; set num_workers to 1 or more, or leave out timeout")
         if self.loader.get("prefetch_factor") == 0:
@@ -86,8 +95,15 @@ class MicroBatches(Iterator[FetchedBatch]):
     It also measures how long the rank waited for them.
     """
 
-    def __init__(self, fetched: Generator[FetchedBatch], device: torch.device, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        fetched: Generator[_Fetched],
+        device: torch.device,
+        now: Callable[[], float],
+        marks: StreamMarks | None = None,
+    ) -> None:
         self._fetched = fetched
+        self._marks = marks
         self.on_close: Callable[[], None] = lambda: None
         """Ends what else fetches."""
         self._device = device
@@ -96,8 +112,10 @@ class MicroBatches(Iterator[FetchedBatch]):
 
     def __next__(self) -> FetchedBatch:
         started = self._now()
-        batch = next(self._fetched)
+        batch, marks = next(self._fetched)
         self._waited += self._now() - started
+        if self._marks is not None:
+            self._marks.add(marks)
         return batch._replace(data=to_device(batch.data, self._device))
 
     def pop_wait(self) -> float:
@@ -120,6 +138,7 @@ def load_batches(
     first_step: int,
     device: torch.device,
     now: Callable[[], float] = time.monotonic,
+    marks: StreamMarks | None = None,
 ) -> MicroBatches:
     """A rank's micro-batches, up to the end of the run.
 
@@ -133,15 +152,22 @@ def load_batches(
         first_step: The first step, counted from 0.
         device: Where the batches go.
         now: Clock, in seconds.
+        marks: Where streams can be read on from; kept up to date. None: the data are no streams.
 
     Returns:
         The micro-batches. Close them to end the workers.
     """
 
-    def fetch(num_workers: int, *, after: int = 0) -> Iterator[FetchedBatch]:
+    if isinstance(data.dataset, Streams):
+        assert marks is not None
+        fetching = _MicroBatches(data, StreamReader(data.dataset.make_stream, marks))
+    else:
+        fetching = _MicroBatches(data, _ByIndex(data.dataset, batches.order.seed))
+
+    def fetch(num_workers: int, *, after: int = 0) -> Iterator[_Fetched]:
         loader = _data_loader(
             data,
-            _MicroBatches(data, batches.order.seed),
+            fetching,
             islice(_planned(batches, plan, rank, first_step), after, None),
             num_workers=num_workers,
             pins_memory=device.type == "cuda",
@@ -149,10 +175,10 @@ def load_batches(
         fetched = iter(loader)
         return FromWorkers(fetched, waits_after_first="timeout" not in data.loader) if num_workers else fetched
 
-    return MicroBatches(_fetched(data.num_workers, fetch, now), device, now)
+    return MicroBatches(_fetched(data.num_workers, fetch, now), device, now, marks)
 
 
-def _fetched(num_workers: int | None, fetch: Fetch, now: Callable[[], float]) -> Generator[FetchedBatch]:
+def _fetched(num_workers: int | None, fetch: Fetch, now: Callable[[], float]) -> Generator[_Fetched]:
     if num_workers is not None:
         yield from fetch(num_workers)
         return
@@ -168,7 +194,7 @@ def _fetched(num_workers: int | None, fetch: Fetch, now: Callable[[], float]) ->
     yield from own if median(seconds) <= CHEAP_SECONDS else _fetched_ahead(fetch, after=NUM_MEASURED, like=batch)
 
 
-def _fetched_ahead(fetch: Fetch, *, after: int, like: FetchedBatch) -> Iterator[FetchedBatch]:
+def _fetched_ahead(fetch: Fetch, *, after: int, like: _Fetched) -> Iterator[_Fetched]:
     """Micro-batches from a worker.
 
     They come from this process if the data set cannot be read from another one (it has tensors on a GPU, or uses a
@@ -227,28 +253,55 @@ class _Planned(NamedTuple):
     samples: list[int]
 
 
-class _MicroBatches(Dataset[FetchedBatch]):
+class _Fetched(NamedTuple):
+    """A micro-batch with its data, and where streams can be read on from."""
+
+    batch: FetchedBatch
+    marks: dict[int, list[Mark]]
+
+
+class _Items(Protocol):
+    """Fetches the items of micro-batches."""
+
+    def items(self, micro_batch: MicroBatch, samples: Sequence[int]) -> list[Any]: ...
+
+    def pop_marks(self) -> dict[int, list[Mark]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _ByIndex:
+    """Items of a data set. Implements _Items."""
+
+    dataset: MapDataset
+    seed: int
+
+    def items(self, micro_batch: MicroBatch, samples: Sequence[int]) -> list[Any]:
+        return [self._seeded(*each) for each in zip(micro_batch.positions, samples, strict=True)]
+
+    def pop_marks(self) -> dict[int, list[Mark]]:
+        return {}
+
+    def _seeded(self, position: int, sample: int) -> Any:
+        random_state.seed_host(self.seed, step=position)
+        return self.dataset[sample]
+
+
+class _MicroBatches(Dataset[_Fetched]):
     """Fetches and collates the samples of micro-batches."""
 
-    def __init__(self, data: Data, seed: int) -> None:
-        self._dataset = data.dataset
+    def __init__(self, data: Data, items: _Items) -> None:
+        self._items = items
         self._collate = data.collate or default_collate
-        self._seed = seed
 
-    def __getitem__(self, planned: _Planned) -> FetchedBatch:
+    def __getitem__(self, planned: _Planned) -> _Fetched:
         if get_worker_info() is not None:
             return self._fetch(planned)
         with random_state.host_untouched():
             return self._fetch(planned)
 
-    def _fetch(self, planned: _Planned) -> FetchedBatch:
-        positions = planned.micro_batch.positions
-        items = [self._seeded(*each) for each in zip(positions, planned.samples, strict=True)]
-        return FetchedBatch(planned.micro_batch, self._collate(items))
-
-    def _seeded(self, position: int, sample: int) -> Any:
-        random_state.seed_host(self._seed, step=position)
-        return self._dataset[sample]
+    def _fetch(self, planned: _Planned) -> _Fetched:
+        data = self._collate(self._items.items(planned.micro_batch, planned.samples))
+        return _Fetched(FetchedBatch(planned.micro_batch, data), self._items.pop_marks())
 
 
 def _planned(batches: Batches, plan: BatchPlan, rank: int, first_step: int) -> Iterator[_Planned]:

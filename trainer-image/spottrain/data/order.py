@@ -20,6 +20,8 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
+ENDLESS = 1 << 62
+"""Samples of data without an end: more than any run reads."""
 FINGERPRINT_BITS = 20
 """Few enough that the sum of their squares over the ranks is exact as a float."""
 _NUM_ROUNDS = 8
@@ -64,7 +66,7 @@ class DataOrder(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Samples of the data set."""
+        """Samples of the data set; `ENDLESS` for data without an end, which have one epoch."""
         ...
 
     @property
@@ -96,6 +98,11 @@ class DataOrder(Protocol):
 def fingerprint(content: bytes) -> int:
     """A short hash, by which ranks compare their orders."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "little") >> (64 - FINGERPRINT_BITS)
+
+
+def endless_epoch(described: str) -> Epoch:
+    """The one epoch of data without an end. `described` is the same for the same order."""
+    return Epoch(number=0, positions=range(ENDLESS), fingerprint=fingerprint(described.encode()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,10 @@ class OwnData:
     def place(self) -> None:
         """Nobody knows where the script is in its data."""
 
+    @property
+    def marks(self) -> None:
+        """It has no streams of the library's."""
+
     def __post_init__(self) -> None:
         self.batches = Batches(self.order, self.plan.global_batch)
 

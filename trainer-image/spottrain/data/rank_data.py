@@ -13,11 +13,13 @@ from spottrain.data.audit import AuditHeader, AuditRecord, AuditWriter
 from spottrain.data.batch import BatchPlan
 from spottrain.data.batches import Batches
 from spottrain.data.loader import Data, MicroBatches, load_batches
-from spottrain.data.order import DataOrder
+from spottrain.data.order import ENDLESS, DataOrder
 from spottrain.data.script_order import OrderPlace, ScriptOrder
 from spottrain.data.shards.dataset import Shards
 from spottrain.data.shards.fetch_ahead import FetchAhead, check_room
 from spottrain.data.shards.shard_order import ShardOrder
+from spottrain.data.streams.marks import StreamMarks
+from spottrain.data.streams.stream_order import StreamOrder
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class RankData:
         schedule_interval: "step" or "epoch": after which of them the schedule of learning rates steps.
         open_audit: Opens the file in which the samples are recorded. None: they are not.
         place: Where the run is in the script's own order; None if it has none.
+        marks: Where this rank's streams can be read on from; None if the data are no streams.
         batches: Which positions each step uses; of the loop, once it has begun.
     """
 
@@ -50,6 +53,7 @@ class RankData:
     schedule_interval: str = "step"
     open_audit: Callable[[AuditHeader], AuditWriter] | None = None
     place: OrderPlace | None = field(init=False)
+    marks: StreamMarks | None = field(init=False)
     batches: Batches = field(init=False)
     _audit: AuditWriter | None = field(init=False, default=None)
     _ahead: FetchAhead | None = field(init=False, default=None)
@@ -57,6 +61,10 @@ class RankData:
     def __post_init__(self) -> None:
         self.batches = Batches(self.order, self.plan.global_batch)
         self.place = OrderPlace(self.order, lambda: self.batches) if isinstance(self.order, ScriptOrder) else None
+        self.marks = None
+        if isinstance(self.order, StreamOrder):
+            share = self.plan.share(self.rank, range(self.plan.global_batch))
+            self.marks = StreamMarks(self.order, self.order.streams_of(share))
 
     @property
     def header(self) -> AuditHeader:
@@ -81,8 +89,15 @@ class RankData:
             What must not differ between this run and the one that saved.
 
         Raises:
-            ValueError: The ends of epochs do not fit batch.multipleOf, or the folder for audits can't be made.
+            ValueError: The data have no epochs, their ends do not fit batch.multipleOf, or the folder for audits
+                can't be made.
         """
+        if self.order.num_samples == ENDLESS and (by_epoch or self.schedule_interval == "epoch"):
+            asked = "training.epochs" if by_epoch else 'scheduler_interval="epoch"'
+            raise ValueError(
+                f"the data ({self.order.kind}) have no epochs, as each of their parts begins again when it ends, and "
+                f'the script has {asked}; use training.steps, with scheduler_interval="step"'
+            )
         self.batches = Batches(self.order, self.plan.global_batch, by_epoch=by_epoch, length=length)
         if by_epoch:
             steps, _ = self.batches.epoch_of(0)
@@ -100,7 +115,15 @@ class RankData:
 
     def load(self, *, first_step: int, device: torch.device) -> MicroBatches:
         """This rank's micro-batches from step `first_step` (counted from 0) on, up to the end of the run."""
-        found = load_batches(self.data, self.batches, self.plan, rank=self.rank, first_step=first_step, device=device)
+        found = load_batches(
+            self.data,
+            self.batches,
+            self.plan,
+            rank=self.rank,
+            first_step=first_step,
+            device=device,
+            marks=self.marks,
+        )
         self._ahead = self._fetch_ahead(first_step)
         if self._ahead is not None:
             found.on_close = self._ahead.close
@@ -122,6 +145,8 @@ class RankData:
         """Record which samples this rank used for a completed step, counted from 1."""
         if self.place is not None:
             self.place.step = step
+        if self.marks is not None:
+            self.marks.completed(step)
         if self._ahead is not None:
             self._ahead.at(step)
         if self._audit is None:

@@ -25,6 +25,7 @@ from spottrain.data.loader import OPTIONS, Data
 from spottrain.data.order import DataOrder, Permutation
 from spottrain.data.script_order import OrderFunction, ScriptOrder
 from spottrain.data.shards.dataset import Shards
+from spottrain.data.streams.dataset import Streams
 from spottrain.engines.optimizer_state import state_dict_of
 from spottrain.recovery.saved_schedule import schedule_state
 from spottrain.recovery.script_parts import Stateful, states_of
@@ -48,7 +49,9 @@ _DECIDED = {
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuse data sets that cannot be read by index. Every step at every world size reads samples by index."""
+    """Refuse data sets that can be read neither by index nor as streams."""
+    if isinstance(dataset, Streams):
+        return
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader):
         raise UserError(
@@ -64,7 +67,8 @@ def check_dataset(dataset: Any) -> None:
         raise UserError(
             f"dataset ({kind}) can't be read by index: it needs __len__ and __getitem__, as every step of a resumed "
             "or resized run takes its samples by number; use a map-style data set (of Hugging Face: "
-            "load_dataset without streaming), or write the stream to files that have an index"
+            "load_dataset without streaming), or pass the data as a fixed number of streams, "
+            "spottrain.data.Streams(make_stream, streams=...)"
         )
 
 
@@ -94,11 +98,19 @@ def order_of(data: Data, seed: int, *, order: OrderFunction | None, largest_batc
         UserError: The data have no order, or cannot be read that way.
     """
     check_data(data)
-    length = len(data.dataset)
+    dataset = data.dataset
     with as_user_errors():
+        if isinstance(dataset, Streams):
+            if order is not None:
+                raise ValueError(
+                    f"order and a data set of {type(dataset).__name__} were given, and each says how samples are "
+                    "ordered; leave out order, or pass another data set"
+                )
+            return dataset.order(seed=seed, shuffle=data.shuffle, global_batch=largest_batch)
+        length = len(dataset)
         if order is None or length == 0:
-            if isinstance(data.dataset, Shards):
-                return data.dataset.order(seed=seed, shuffle=data.shuffle, global_batch=largest_batch)
+            if isinstance(dataset, Shards):
+                return dataset.order(seed=seed, shuffle=data.shuffle, global_batch=largest_batch)
             return Permutation(num_samples=length, seed=seed, shuffle=data.shuffle)
         if not data.shuffle:
             raise ValueError("order and shuffle=False were given, and each says how samples are ordered; pass one")

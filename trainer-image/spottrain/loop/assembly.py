@@ -19,16 +19,18 @@ from spottrain.data.loader import Data
 from spottrain.data.order import DataOrder
 from spottrain.data.own_data import OwnData
 from spottrain.data.rank_data import RankData
+from spottrain.data.streams.marks import StreamMarks
 from spottrain.engines.engine import Engine
 from spottrain.engines.named_state import OPTIMIZER
 from spottrain.loop.build import Built
 from spottrain.loop.stability import StabilityGuard
 from spottrain.loop.training import Training
+from spottrain.recovery.by_rank import RankPart
 from spottrain.recovery.interval import CommitInterval
 from spottrain.recovery.open_store import OpenedStore
 from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.script_parts import Stateful
-from spottrain.recovery.training_state import ORDER, SCHEDULER, STABILITY, TrainingState
+from spottrain.recovery.training_state import ORDER, SCHEDULER, STABILITY, STREAMS, TrainingState
 from spottrain.world.failures import as_user_errors
 from spottrain.world.launch import Groups, Launch
 from spottrain.world.rank_context import RankContext
@@ -130,6 +132,7 @@ class Assembly:
         data: RankData | OwnData,
         *,
         stateful: Mapping[str, Stateful],
+        by_rank: Mapping[str, RankPart] | None = None,
         **state: Any,
     ) -> Training:
         """Make a Training. `state` are further fields of TrainingState."""
@@ -142,6 +145,7 @@ class Assembly:
             state=TrainingState(
                 models=engine,
                 stateful=parts,
+                by_rank={**(by_rank or {}), **self._stream_marks(data.marks)},
                 build=self.built.record if self.built is not None else None,
                 blank=self.built.blank if self.built is not None else frozenset(),
                 **state,
@@ -166,6 +170,18 @@ class Assembly:
             self.config.min_world_size or self.launch.world_size,
             self.config.max_world_size or self.launch.world_size,
         )
+
+    def _stream_marks(self, marks: StreamMarks | None) -> dict[str, RankPart]:
+        if marks is None:
+            return {}
+        part = RankPart(
+            part=marks,
+            rank=self.launch.rank,
+            world_size=self.launch.world_size,
+            at_another_size=marks.merged,
+            is_dealt=True,
+        )
+        return {STREAMS: part}
 
     def _say_sizes(self, plan: BatchPlan) -> None:
         """Say at the start of a run, on rank 0, how the size of a micro-batch depends on the number of ranks."""

@@ -19,6 +19,7 @@ from spottrain.data.loader import Collate, Data, MapDataset
 from spottrain.data.own_data import OwnData
 from spottrain.data.rank_data import RankData
 from spottrain.data.script_order import OrderFunction
+from spottrain.data.streams.dataset import Streams
 from spottrain.engines.auto import applied
 from spottrain.engines.blocks import find_blocks, prepare_blocks
 from spottrain.engines.choice import choose_engine
@@ -141,7 +142,7 @@ class Session:
         model: nn.Module,
         *,
         optimizer: MakeOptimizer,
-        dataset: MapDataset,
+        dataset: MapDataset | Streams,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         wrap: Collection[type[nn.Module]] | None = None,
         collate: Collate | None = None,
@@ -162,7 +163,7 @@ class Session:
         Args:
             model: The whole model, on the CPU or on the session's device.
             optimizer: Called with the spread model; returns its optimizer.
-            dataset: The training data: anything with a length and items by index.
+            dataset: The training data: anything with a length and items by index, or `spottrain.data.Streams`.
             scheduler: Called with the optimizer; returns a schedule that steps once a `scheduler_interval`.
             wrap: Classes of the model's blocks. Each block is gathered, compiled and recomputed as one. None: blocks
                 are found automatically. Empty: the model is one block.
@@ -271,7 +272,7 @@ class Session:
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        dataset: MapDataset,
+        dataset: MapDataset | Streams,
         scheduler: LRScheduler | None = None,
         collate: Collate | None = None,
         shuffle: bool = True,
@@ -291,7 +292,7 @@ class Session:
         Args:
             model: The model as the framework has spread it: by DDP, by FSDP2, or not at all.
             optimizer: The model's optimizer.
-            dataset: The training data: anything with a length and items by index.
+            dataset: The training data: anything with a length and items by index, or `spottrain.data.Streams`.
             scheduler: The optimizer's schedule, which the framework steps.
             collate: Makes a batch from a list of items. None: as torch's DataLoader does.
             shuffle: Read the samples in a random order, a different one in each epoch.
@@ -347,7 +348,7 @@ class Session:
         total: int | None = None,
         epochs: int | None = None,
         steps_per_epoch: int | None = None,
-        dataset: MapDataset | None = None,
+        dataset: MapDataset | Streams | None = None,
         collate: Collate | None = None,
         shuffle: bool = True,
         order: OrderFunction | None = None,

@@ -45,16 +45,19 @@ class RankPart:
         rank: Number of this rank.
         world_size: Number of ranks.
         at_another_size: As in `ByRank`.
+        is_dealt: Whether `at_another_size` is called at the same number of ranks, too: the states are parts of one,
+            which is dealt to the ranks.
     """
 
     part: Stateful
     rank: int
     world_size: int
     at_another_size: Literal["refuse", "drop"] | Remap
+    is_dealt: bool = False
 
     def state_in(self, name: str, loaded: Loaded) -> dict[str, Any] | None:
         """This rank's state in a commit that holds it. None: it starts afresh. Raises CheckpointMismatch."""
-        if loaded.rank_state is not None:
+        if loaded.rank_state is not None and not self.is_dealt:
             own: dict[str, Any] = loaded.rank_state["parts"][name]
             return own
         if callable(self.at_another_size):

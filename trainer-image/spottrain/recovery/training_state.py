@@ -40,6 +40,8 @@ SCHEDULER = "scheduler"
 STABILITY = "stability"
 # Name of the part of the run that is the place in the script's own order.
 ORDER = "order"
+# Name of each rank's part of the run that is where its streams can be read on from.
+STREAMS = "data streams"
 # Parts of a run's identity that commits of earlier versions lack, as they were.
 _IDENTITY_BEFORE = {"order": "permutation", "loop": "steps"}
 

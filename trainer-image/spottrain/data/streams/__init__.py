@@ -1,0 +1,1 @@
+"""Data without an index: streams of items that are read from their beginning."""
