@@ -24,13 +24,13 @@ from spottrain_operator.objects.isolation import Isolation
 from spottrain_operator.objects.placement import Site
 from spottrain_operator.reconcile import Reconciler
 from spottrain_operator.tracing import ChangeTracer
-from world.agents import Agent
-from world.clock import EPOCH
+from spottrain_simulator.agents import Agent
+from spottrain_simulator.clock import EPOCH
+from spottrain_simulator.ranks import Pace, Training
 from world.cluster import MemoryCluster
 from world.faults import WRITES, Request
 from world.invariants import checked_plan
 from world.kubelets import running
-from world.ranks import Pace, Training
 
 KEY = JobKey(namespace="team", name="gpt")
 LAST_STEP = 6

@@ -29,7 +29,7 @@ from benchmarks.scale.kubelets import RunningPod
 from spottrain_agent.routes import IDLE_SECONDS
 from spottrain_api.contract.assignments import AgentPhase
 from spottrain_runtime.processes import die_with_parent
-from world.ranks import Training
+from spottrain_simulator.ranks import Training
 
 # At rest, three, both ends of its connection to the relay included. More while jobs start or move: 4.5 were measured
 # when a tenth of the nodes had a notice.

@@ -18,9 +18,9 @@ from spottrain_agent.control_client import ControlClient
 from spottrain_api.contract.assignments import AgentPhase, Assignment, AssignmentAction
 from spottrain_api.contract.names import MAX_LONG_POLL_SECONDS
 from spottrain_api.contract.reports import Progress
-from world.agents import Agent
-from world.notices import preemption
-from world.ranks import Pace, Training
+from spottrain_simulator.agents import Agent
+from spottrain_simulator.notices import preemption
+from spottrain_simulator.ranks import Pace, Training
 
 logger = logging.getLogger(__name__)
 

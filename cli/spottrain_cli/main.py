@@ -28,6 +28,7 @@ from spottrain_cli.job_view import JobReader, JobSnapshot, now, unseen_sentence
 from spottrain_cli.live_view import duration, job_view, loss_text, speed_text
 from spottrain_cli.logs import Follower, JobLogs
 from spottrain_cli.plan import plan
+from spottrain_cli.simulate import simulate_command
 from spottrain_local.cli import local
 
 REFRESH_SECONDS = 0.5
@@ -64,6 +65,7 @@ main.add_command(local)
 main.add_command(checkpoints)
 main.add_command(data)
 main.add_command(plan)
+main.add_command(simulate_command)
 
 
 def _not_empty(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:

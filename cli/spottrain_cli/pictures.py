@@ -25,6 +25,7 @@ from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import seconds
 from spottrain_cli.throughput import Throughput
 from spottrain_runtime.wording import counted
+from spottrain_simulator.strategies import Outcome
 
 # A thing has the same colour in every picture.
 PHASE_COLOURS = {
@@ -250,6 +251,30 @@ def _timeline(history: Sequence[HistoryPoint], time: TimeAxis) -> str:
     axes.margins(y=0)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(shown) or 1, fontsize=8, frameon=False)
     time.draw(axes)
+    return _svg(figure)
+
+
+def nodes_picture(outcomes: Sequence[Outcome]) -> str:
+    """Draw the nodes that train over time, one simulated life below the other."""
+    figure, rows = plt.subplots(
+        len(outcomes), sharex=True, sharey=True, squeeze=False, figsize=(WIDTH, 1.6 * len(outcomes))
+    )
+    for axes, outcome in zip(rows[:, 0], outcomes, strict=True):
+        times = [moment.time / 3600 for moment in outcome.course]
+        nodes = [[moment.on_demand for moment in outcome.course], [moment.spot for moment in outcome.course]]
+        axes.stackplot(
+            times,
+            *nodes,
+            labels=("on-demand", "spot"),
+            colors=(ON_DEMAND_COLOUR, SPOT_COLOUR),
+            step="post",
+            alpha=0.8,
+        )
+        axes.set(ylabel="nodes", title=f"{outcome.name}: {outcome.cost:,.2f}")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    rows[0, 0].legend(loc="upper right", fontsize=8)
+    rows[-1, 0].set(xlabel="hours")
+    figure.tight_layout()
     return _svg(figure)
 
 

@@ -26,7 +26,7 @@ from crash_points.proxy import LATE_SECONDS, ApiProxy, api_proxy
 from crash_points.run import Run, State
 from crash_points.scenarios import SCENARIOS
 from spottrain_operator.command import main
-from world.ranks import Training
+from spottrain_simulator.ranks import Training
 
 # After its last write, an operator has come to rest.
 QUIET_SECONDS = 1.5

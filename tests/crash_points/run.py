@@ -16,7 +16,7 @@ from crash_points.disturbances import Disturbance
 from crash_points.proxy import ApiProxy
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_CAPACITY_TYPE, LABEL_JOB, PLURAL
 from spottrain_local.node.api import ApiClient, ApiError
-from world.ranks import Pace, Training
+from spottrain_simulator.ranks import Pace, Training
 
 PATIENCE_SECONDS = 60.0
 LOOK_SECONDS = 0.1

@@ -19,9 +19,9 @@ from spottrain_api.contract.assignments import GenerationAssignment
 from spottrain_api.contract.reports import Failure, FailureReason, Outcome, OutcomeKind, Progress, TrainerPhase
 from spottrain_operator.control_api.agents import is_overtaken
 from spottrain_operator.core.model import ReportView
-from world.agents import report_of
-from world.clock import at
-from world.notices import sigterm
+from spottrain_simulator.agents import report_of
+from spottrain_simulator.clock import at
+from spottrain_simulator.notices import sigterm
 
 Moves = Iterator[tuple[str, World]]
 STARTED = WorkerStarted(pid=1, started_at=at(0), expects_session=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from explorer import agents, operating, training
 from explorer.store import is_visible
 from explorer.world import Node, Operator, Run, World
-from world.clock import NOT_READY_AFTER
+from spottrain_simulator.clock import NOT_READY_AFTER
 
 Moves = Iterator[tuple[str, World]]
 NOTICE_SECONDS = training.ENOUGH_SECONDS

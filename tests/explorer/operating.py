@@ -31,10 +31,10 @@ from spottrain_operator.core.model import (
     ReportView,
 )
 from spottrain_operator.core.plan import plan
-from world.clock import NOT_READY_AFTER, at
+from spottrain_simulator.clock import NOT_READY_AFTER, at
+from spottrain_simulator.notices import preemption, recommendation
 from world.invariants import problems_of
 from world.jobs import spec_of
-from world.notices import preemption, recommendation
 
 
 def _spec(max_prewarmed: int) -> TrainingJobSpec:

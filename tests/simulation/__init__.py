@@ -1,7 +1,7 @@
-"""A simulated cloud in which a job's whole life passes in a second, disturbed by a seed.
+"""The simulated cloud of `spottrain_simulator`, with faults from a seed: a job's whole life passes in a second.
 
-The operator's decisions (`plan` and `assignment_for`) and the agents' states are real. Everything else is modelled
-with the delays and faults that matter to them:
+Everything but the operator's decisions and the agents' states is modelled with the delays and faults that matter to
+them:
 
 - Reports are late, lost or repeated.
 - Notices come directly and through the node.

@@ -11,9 +11,9 @@ from simulation.world import World
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.v1alpha1.status import ProgressStatus, Transition
 from spottrain_operator.core.facts.restarts import restart_seconds
+from spottrain_simulator.ranks import Pace
 from timing_scenes import ago, generation_of, grows, idle, restarts_in, smaller
 from world.jobs import spec_of
-from world.ranks import Pace
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
 NO_NODE: dict[str, Any] = {

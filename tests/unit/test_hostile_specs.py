@@ -35,7 +35,7 @@ from spottrain_cli.report import html_report
 from spottrain_operator.kube.errors import InvalidObjectError
 from spottrain_operator.kube.json_text import parsed
 from spottrain_operator.kube.resources import PODS, Manifest
-from world.clock import EPOCH
+from spottrain_simulator.clock import EPOCH
 from world.faults import Fault
 
 # A status is read by every watcher of jobs.

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from simulation.cluster import Node
 from simulation.world import World
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.reports import CommitRef
 from spottrain_api.v1alpha1.status import Phase
+from spottrain_simulator.machines import Node
 from world.jobs import spec_of
 
 pytestmark = pytest.mark.no_cover

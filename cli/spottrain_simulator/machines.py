@@ -8,8 +8,8 @@ from spottrain_api.contract.assignments import Assignment, CapacityType
 from spottrain_api.contract.names import TAINT_PREEMPTION
 from spottrain_api.contract.notices import Notice
 from spottrain_operator.core.model import NodeView, PodView
-from world.agents import Agent
-from world.clock import NOT_READY_AFTER, at
+from spottrain_simulator.agents import Agent
+from spottrain_simulator.clock import NOT_READY_AFTER, at
 
 
 @dataclass

@@ -35,6 +35,7 @@ class Pace:
     Attributes:
         start: From the rendezvous to the first step.
         step: A step.
+        nodes: On so many nodes. On others it takes as much longer or shorter. None: on any number.
         save: The save at the end of a drain.
         commit_every: Steps from commit to commit.
         wait: Of each step, for data.
@@ -43,10 +44,15 @@ class Pace:
 
     start: float = 3.0
     step: float = 0.5
+    nodes: int | None = None
     save: float = 0.75
     commit_every: int = 20
     wait: float = 0.125
     stall: float = 0.0625
+
+    def step_on(self, num_nodes: int) -> float:
+        """Seconds of a step on so many nodes."""
+        return self.step if self.nodes is None else self.step * self.nodes / num_nodes
 
 
 @dataclass(eq=False, kw_only=True)
@@ -79,11 +85,6 @@ class Ranks:
     def is_complete(self) -> bool:
         return len(self.members) == self.num_members
 
-    def step_age(self, now: datetime) -> float:
-        """Seconds since the last step, or since the ranks joined."""
-        since = self.last_step_at or self.joined_at or now
-        return (now - since).total_seconds()
-
 
 @dataclass(kw_only=True)
 class Training:
@@ -98,6 +99,7 @@ class Training:
         fail_next_step: The generation in which a rank raises on its next step.
         hanging: Generations that make no step, and don't notice a lost peer.
         peers_hang: No generation notices a lost peer, as with NCCL.
+        jumps: Time passes in jumps, in which they make many steps. Otherwise they make one at a time.
         due: When ranks do something next.
     """
 
@@ -110,11 +112,23 @@ class Training:
     fail_next_step: int | None = None
     hanging: set[int] = field(default_factory=set)
     peers_hang: bool = False
+    jumps: bool = False
     due: datetime = NEVER
 
     @property
     def newest(self) -> Ranks | None:
         return max(self.of.values(), key=lambda ranks: ranks.number, default=None)
+
+    @property
+    def news_at(self) -> datetime:
+        """When ranks next do something that anybody has to know of, if nothing happens to them."""
+        if self.due in (NOW, NEVER):
+            return self.due
+        train = (each for each in self.of.values() if each.is_complete and each.number not in self.hanging)
+        later = (
+            each.due + timedelta(seconds=self._seconds_of(each) * (self._num_quiet_steps(each) - 1)) for each in train
+        )
+        return min(later, default=NEVER)
 
     @property
     def is_committed(self) -> bool:
@@ -181,7 +195,7 @@ class Training:
         elif ranks.is_complete:
             if now >= ranks.due and not hangs:
                 self._train(ranks, now)
-        elif not hangs and not self.peers_hang:
+        elif ranks.members and not hangs and not self.peers_hang:
             self._end(ranks, AgentPhase.FAILED, LOST_PEER)
 
     def _join(self, ranks: Ranks, now: datetime) -> None:
@@ -209,25 +223,49 @@ class Training:
         else:
             self._step(ranks, now)
 
+    def _seconds_of(self, ranks: Ranks) -> float:
+        return self.pace.step_on(ranks.num_members)
+
+    def _drains(self, ranks: Ranks) -> bool:
+        return any(member.state.drain is not None for member in ranks.members)
+
+    def _num_quiet_steps(self, ranks: Ranks) -> int:
+        """How many steps they make up to one that somebody has to know of. Commits can be reported later."""
+        if ranks.first_step_at is None or ranks.drain_seen_at is not None or self._drains(ranks):
+            return 1
+        return max(1, self.total_steps - ranks.step)
+
+    def _steps_by(self, ranks: Ranks, now: datetime) -> tuple[int, datetime | None]:
+        """How many steps they have made by this time, if nothing happens to them, and when they made the last."""
+        if not (self.jumps and ranks.is_complete) or now < ranks.due or ranks.drain_seen_at is not None:
+            return 0, ranks.last_step_at
+        seconds = self._seconds_of(ranks)
+        num = min(1 + int((now - ranks.due).total_seconds() / seconds), self._num_quiet_steps(ranks))
+        return num, ranks.due + timedelta(seconds=seconds * (num - 1))
+
     def _step(self, ranks: Ranks, now: datetime) -> None:
-        self.num_steps += 1
-        ranks.step += 1
-        ranks.last_step_at, ranks.due = now, now + timedelta(seconds=self.pace.step)
-        if any(member.state.drain is not None for member in ranks.members):
-            ranks.drain_seen_at, ranks.due = now, now + timedelta(seconds=self.pace.save)
+        num, made_at = self._steps_by(ranks, now) if self.jumps else (1, now)
+        assert made_at is not None
+        self.num_steps += num
+        ranks.step += num
+        ranks.last_step_at, ranks.due = made_at, made_at + timedelta(seconds=self._seconds_of(ranks))
+        if self._drains(ranks):
+            ranks.drain_seen_at, ranks.due = made_at, made_at + timedelta(seconds=self.pace.save)
             for member in ranks.members:
                 member.dispatch(DrainSeen(generation=ranks.number))
-        elif ranks.step % self.pace.commit_every == 0:
-            self._commit(ranks, now)
+        elif (num_since := ranks.step % self.pace.commit_every) < num:
+            self._commit(ranks, made_at - timedelta(seconds=self._seconds_of(ranks) * num_since), num_since)
         if ranks.first_step_at is None:
-            ranks.first_step_at, ranks.phase = now, TrainerPhase.TRAINING
+            ranks.first_step_at, ranks.phase = made_at, TrainerPhase.TRAINING
             self._report_soon(ranks)
 
-    def _commit(self, ranks: Ranks, now: datetime) -> None:
+    def _commit(self, ranks: Ranks, now: datetime, num_since: int = 0) -> None:
+        """Commit the newest step, or the one that came so many steps before it."""
         if ranks.number < self.fence:
             return  # HEAD names a newer generation
+        step = ranks.step - num_since
         self.head = ranks.commit = CommitRef(
-            generation=ranks.number, step=ranks.step, manifest=f"g{ranks.number}-s{ranks.step}", committed_at=now
+            generation=ranks.number, step=step, manifest=f"g{ranks.number}-s{step}", committed_at=now
         )
         self._report_soon(ranks)
 
@@ -246,22 +284,29 @@ class Training:
 
     # --- what they report ---------------------------------------------------------------------------------
 
+    def step_age(self, ranks: Ranks, now: datetime) -> float:
+        """Seconds since the last step, or since the ranks joined."""
+        _, last_step_at = self._steps_by(ranks, now)
+        return (now - (last_step_at or ranks.joined_at or now)).total_seconds()
+
     def progress(self, ranks: Ranks, now: datetime) -> Progress | None:
         """What the ranks report to their agents."""
         if ranks.joined_at is None:
             return None
-        num_later_steps = max(0, ranks.step - ranks.start_step - 1)
+        num_new, last_step_at = self._steps_by(ranks, now)
+        step = ranks.step + num_new
+        num_later_steps = max(0, step - ranks.start_step - 1)
         return Progress(
             generation=ranks.number,
             phase=ranks.phase,
-            step=ranks.step if ranks.first_step_at is not None else 0,
+            step=step if ranks.first_step_at is not None else 0,
             start_step=ranks.start_step,
             total_steps=self.total_steps,
-            step_seconds=self.pace.step,
+            step_seconds=self._seconds_of(ranks),
             waited_seconds=self.pace.wait * num_later_steps,
             stalled_seconds=self.pace.stall * num_later_steps,
             first_step_at=ranks.first_step_at,
-            last_step_at=ranks.last_step_at,
+            last_step_at=last_step_at,
             drain_seen_at=ranks.drain_seen_at,
             updated_at=now,
             commit=ranks.commit,

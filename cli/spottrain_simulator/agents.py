@@ -22,8 +22,8 @@ from spottrain_agent.agent_state import (
 from spottrain_api.contract.assignments import AgentPhase, AgentReport, Assignment, GenerationAssignment
 from spottrain_api.contract.notices import Notice
 from spottrain_api.contract.reports import Progress
-from world.notices import sigterm
-from world.ranks import Ranks, Training
+from spottrain_simulator.notices import sigterm
+from spottrain_simulator.ranks import Ranks, Training
 
 
 class Agent:
@@ -115,7 +115,7 @@ class Agent:
             port=port,
             replica_port=replica_port,
             progress=self.progress(now),
-            step_age_seconds=ranks.step_age(now) if ranks is not None else None,
+            step_age_seconds=self.training.step_age(ranks, now) if ranks is not None else None,
             now=now,
         )
 

@@ -12,3 +12,8 @@ NOT_READY_AFTER = 40.0
 def at(seconds: float) -> datetime:
     """The world's time as a date."""
     return EPOCH + timedelta(seconds=seconds)
+
+
+def seconds_of(moment: datetime) -> float:
+    """A date as the world's time."""
+    return (moment - EPOCH).total_seconds()
