@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_api.v1alpha1.status import GenerationStatus, TrainingJobStatus
+from spottrain_operator.core.facts.moves import movers, paid
 from spottrain_operator.core.facts.pools import pools_have
 from spottrain_operator.core.facts.queue import granted
 from spottrain_operator.core.facts.situation import PodFacts, Situation
@@ -75,7 +77,7 @@ class Places:
     """Uids of the pods to keep, and how many more of each type to create.
 
     Attributes:
-        prewarmed: Spot pods beyond these. They wait to replace members whose nodes may be taken.
+        prewarmed: Pods beyond these. They wait to replace members whose nodes may be taken, or cost more.
     """
 
     kept: tuple[str, ...]
@@ -116,7 +118,7 @@ def _places(
     wanted = demand_of(situation)
     generation = None if between_generations else status.running
     known = {m.pod_uid for m in status.generation.members} if status.generation is not None else set()
-    on_demand, spot = _holding(situation, known, leaving)
+    on_demand, spot = _holding(situation, known, leaving, by_price=generation is None)
     if status.fallback_since is None:
         num_spot, num_on_demand = wanted.spot, wanted.on_demand
     else:
@@ -134,9 +136,11 @@ def _places(
     prewarmed, num_prewarmed = _prewarmed(situation, status, spot[:num_spot], spot[num_spot:])
     # Pods that are to join anyway replace such a member as well.
     full = not (missing_on_demand or missing_spot) and all(f.pod.uid in known for f in kept)
+    spare = [f for f in (*on_demand[keep:], *spot[num_spot:]) if f not in prewarmed]
+    moving = movers(situation, status, spare) if generation is not None else []
     return Places(
         kept=tuple(f.pod.uid for f in kept),
-        prewarmed=tuple(f.pod.uid for f in prewarmed),
+        prewarmed=tuple(f.pod.uid for f in (*prewarmed, *moving)),
         missing_on_demand=missing_on_demand,
         missing_spot=missing_spot,
         missing_prewarmed=max(0, num_prewarmed - len(prewarmed)) if full and generation is not None else 0,
@@ -171,15 +175,21 @@ def _fits(generation: GenerationStatus, wanted: Demand) -> bool:
     )
 
 
-def _holding(situation: Situation, known: set[str], leaving: frozenset[str]) -> tuple[list[PodFacts], list[PodFacts]]:
+def _holding(
+    situation: Situation, known: set[str], leaving: frozenset[str], *, by_price: bool
+) -> tuple[list[PodFacts], list[PodFacts]]:
     """On-demand and spot pods that hold a place, in the order in which to keep them.
 
-    Those that train, or did last, come first. Then those that are up, those that have a node, and the oldest.
+    Those that train, or did last, come first. Then those that are up, those that have a node, and the oldest. By
+    price, the cheapest of those that could train come before.
     """
 
-    def worth(facts: PodFacts) -> tuple[bool, bool, bool, int]:
+    def worth(facts: PodFacts) -> tuple[float, bool, bool, bool, int]:
         pod = facts.pod
-        return (pod.uid not in known, not pod.ready, pod.node is None, pod.sequence)
+        price = math.inf
+        if by_price and (facts.candidate or pod.uid in known):
+            price = paid(situation, pod.capacity_type, pod.pool)
+        return (price, pod.uid not in known, not pod.ready, pod.node is None, pod.sequence)
 
     holding = sorted((f for uid, f in situation.pods.items() if f.holds_place and uid not in leaving), key=worth)
     on_demand = [f for f in holding if f.pod.capacity_type is CapacityType.ON_DEMAND]

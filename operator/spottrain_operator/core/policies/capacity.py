@@ -222,13 +222,32 @@ def _is_left_waiting(situation: Situation, draft: Draft, pod: PodView) -> bool:
     since = pod.unschedulable_since
     if since is None or lacks_more_than_nodes(pod):
         return False
-    patience = max(situation.spec.capacity.fallback.after_seconds, situation.timing.pool_patience)
-    if situation.observed.kept_away.get(pod.uid, KeptAway()).num_down:
-        patience *= 2
-    if seconds_between(since, situation.now) < patience:
+    if seconds_between(since, situation.now) < patience(situation, pod):
         return False
     names = pools_by_preference(situation, draft, pod.capacity_type)
     return not _awaited_pools(situation, pod.capacity_type).issuperset(names)
+
+
+def patience(situation: Situation, pod: PodView) -> float:
+    """Seconds that `pod` waits for a node of its pool."""
+    seconds = max(situation.spec.capacity.fallback.after_seconds, situation.timing.pool_patience)
+    is_down = situation.observed.kept_away.get(pod.uid, KeptAway()).num_down
+    return seconds * 2 if is_down else seconds
+
+
+def create(situation: Situation, draft: Draft, pods: list[tuple[CapacityType, str | None]]) -> Draft:
+    """Create pods of these types in these pools, under names that were never used before."""
+    last, avoided = last_sequence(situation, draft), avoided_nodes(situation, draft)
+    for sequence, (capacity_type, pool) in enumerate(pods, start=last + 1):
+        name = f"{situation.observed.job.name}-{sequence}"
+        action = CreatePod(name=name, sequence=sequence, capacity_type=capacity_type, pool=pool, avoided=avoided)
+        draft = draft.act(action)
+    return draft.update(last_sequence=last + len(pods))
+
+
+def last_sequence(situation: Situation, draft: Draft) -> int:
+    """The highest number that a pod of the job has had."""
+    return max([draft.status.last_sequence, *(pod.sequence for pod in situation.observed.pods)])
 
 
 def create_missing(situation: Situation, draft: Draft) -> Draft:
@@ -236,21 +255,9 @@ def create_missing(situation: Situation, draft: Draft) -> Draft:
     types = _not_refused(situation, missing(situation, draft))
     if not types or _pauses(situation, draft, len(types)):
         return draft
-    job = situation.observed.job
-    last = max((pod.sequence for pod in situation.observed.pods), default=0)
-    last = max(last, draft.status.last_sequence)
-    for sequence, capacity_type in enumerate(types, start=last + 1):
-        pool = _pool(situation, draft, capacity_type, sequence)
-        draft = draft.act(
-            CreatePod(
-                name=f"{job.name}-{sequence}",
-                sequence=sequence,
-                capacity_type=capacity_type,
-                pool=pool,
-                avoided=avoided_nodes(situation, draft),
-            )
-        )
-    draft = draft.update(last_sequence=last + len(types))
+    last = last_sequence(situation, draft)
+    pods = [(kind, _pool(situation, draft, kind, last + number)) for number, kind in enumerate(types, start=1)]
+    draft = create(situation, draft, pods)
     text = " and ".join(counted(types.count(kind), f"{kind.value} pod") for kind in CapacityType if kind in types)
     replaced = [situation.pods[uid] for uid in draft.leaving]
     if places(situation, draft.status, leaving=draft.leaving).missing_prewarmed:

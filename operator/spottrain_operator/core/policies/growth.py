@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.causes import Cause
 from spottrain_api.contract.conditions import ConditionType
 from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus
 from spottrain_operator.core.draft import Draft
-from spottrain_operator.core.facts.costs import USUAL_RATIO, has_price, price
 from spottrain_operator.core.facts.members import members_of, says_nothing
+from spottrain_operator.core.facts.moves import paid, saving_pays
 from spottrain_operator.core.facts.places import places
 from spottrain_operator.core.facts.restarts import restart_seconds
 from spottrain_operator.core.facts.situation import PodFacts, Situation
@@ -75,23 +74,14 @@ def _pays(situation: Situation, draft: Draft, generation: GenerationStatus, next
     A larger generation saves time: a step of twice as many nodes takes half as long. One of the same size saves
     money. If nobody knows how long the job still takes, it gains.
     """
-    remaining, restart = draft.status.progress.eta_seconds, restart_seconds(draft.status)
-    if remaining is None:
-        return True
     if len(next_ones) > len(generation.members):
-        return remaining * (1 - len(generation.members) / len(next_ones)) > restart
+        remaining = draft.status.progress.eta_seconds
+        share = 1 - len(generation.members) / len(next_ones)
+        return remaining is None or remaining * share > restart_seconds(draft.status)
     pools = {uid: facts.pod.pool for uid, facts in situation.pods.items()}
-    now_paid = sum(_paid(situation, m.capacity_type, pools.get(m.pod_uid)) for m in generation.members)
-    then_paid = sum(_paid(situation, f.pod.capacity_type, f.pod.pool) for f in next_ones)
-    return remaining * (now_paid - then_paid) > restart * now_paid
-
-
-def _paid(situation: Situation, capacity_type: CapacityType, pool: str | None) -> float:
-    """The price of a node. Without prices, a spot node is taken to cost half as much."""
-    capacity = situation.spec.capacity
-    if not has_price(capacity):
-        return 1.0 if capacity_type is CapacityType.ON_DEMAND else USUAL_RATIO
-    return price(capacity, capacity_type, pool) or 0.0
+    now_paid = sum(paid(situation, m.capacity_type, pools.get(m.pod_uid)) for m in generation.members)
+    then_paid = sum(paid(situation, f.pod.capacity_type, f.pod.pool) for f in next_ones)
+    return saving_pays(situation, draft.status, now_paid - then_paid, now_paid)
 
 
 def _is_time(situation: Situation, draft: Draft, waiting: list[PodFacts], others: list[PodFacts], size: int) -> bool:
