@@ -128,6 +128,7 @@ def report(*notices: Notice) -> ReportView:
             waited_seconds=3.0,
             stalled_seconds=1.0,
             memory_bytes=2**30,
+            undecodable_samples=4,
         ),
         notices=notices,
         sent_at=NOW,

@@ -393,6 +393,12 @@ FAMILIES = (
     ),
     _of_member(
         _GAUGE,
+        "spottrain_job_member_undecodable_samples",
+        "Samples of shards that the member's node has left out because they could not be decoded.",
+        lambda _, p: p.undecodable_samples,
+    ),
+    _of_member(
+        _GAUGE,
         "spottrain_job_member_upload_duration_seconds",
         "Seconds that the member's first rank took to write its newest shard.",
         lambda _, p: p.checkpoint.upload_seconds if p.checkpoint else None,

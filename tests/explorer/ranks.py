@@ -207,6 +207,8 @@ class _Data:
         self.batches = Batches(self.order, global_batch=1, by_epoch=by_epoch, length=length)
         return {}
 
+    undecodable = 0
+
     def steps_schedule(self, step: int) -> bool:
         return True
 

@@ -204,6 +204,7 @@ def test_a_member_has_values_of_its_own_while_its_generation_runs(metrics: Metri
 
     found = of_members()
     assert found["spottrain_job_member_memory_bytes"] == 2**30
+    assert found["spottrain_job_member_undecodable_samples"] == 4
     assert found["spottrain_job_member_data_wait_seconds_total"] == 3.0
     assert samples(metrics, "spottrain_job_member_info", "pod_name") == {"gpt-7": 1.0}
     ended = GENERATION.model_copy(update={"state": GenerationState.ENDED})

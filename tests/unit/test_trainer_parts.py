@@ -219,7 +219,8 @@ def test_progress_and_outcome_are_left_for_the_agent(tmp_path: Path) -> None:
     assert (progress.data_wait_seconds, progress.waited_seconds, progress.memory_bytes) == (0.1, 0.0, 2**20)
     assert progress.milestones.keys() == {"prepared", "first_step"}
     for step in (12, 13):
-        reporter.step(step, seconds=0.5, data_wait_seconds=0.25, tokens=800)
+        reporter.step(step, seconds=0.5, data_wait_seconds=0.25, tokens=800, undecodable=3)
+    assert reporter.progress.undecodable_samples == 3
     assert reporter.progress.waited_seconds == 0.5  # since the first step, which belongs to the start
     reporter.finish(OutcomeKind.SUCCEEDED)
     outcome = Outcome.read(tmp_path / "outcome-1.json")

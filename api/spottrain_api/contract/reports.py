@@ -169,7 +169,7 @@ class Progress(Message):
     `waited_seconds` and `stalled_seconds` are sums since this generation's first step: how long this rank waited for
     data, and how long saves in the background kept it from training. `memory_bytes` is its peak memory in this
     generation, on its accelerator or, without one, on the CPU. `checkpoint_interval_seconds` is the planned time from
-    one commit to the next.
+    one commit to the next. `undecodable_samples` is how many samples of shards all ranks of its node have left out.
     """
 
     generation: int
@@ -184,6 +184,7 @@ class Progress(Message):
     waited_seconds: float = 0.0
     stalled_seconds: float = 0.0
     memory_bytes: int | None = None
+    undecodable_samples: int = 0
     first_step_at: AwareDatetime | None = None
     last_step_at: AwareDatetime | None = None
     updated_at: AwareDatetime

@@ -70,6 +70,10 @@ class OwnData:
     def tokens(self, step: int) -> int | None:
         return None
 
+    @property
+    def undecodable(self) -> int:
+        return 0
+
     def steps_schedule(self, step: int) -> bool:
         return False
 

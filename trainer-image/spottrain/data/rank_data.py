@@ -109,6 +109,11 @@ class RankData:
         """Tokens of a completed step, counted from 1. None if the script does not say how many a sample has."""
         return self.tokens_per_sample * len(self.batches.at(step - 1).positions) if self.tokens_per_sample else None
 
+    @property
+    def undecodable(self) -> int:
+        """How many samples this node has left out because they could not be decoded."""
+        return len(self.data.dataset.undecodable) if isinstance(self.data.dataset, Shards) else 0
+
     def steps_schedule(self, step: int) -> bool:
         """Whether the schedule steps after this step, counted from 0."""
         return self.schedule_interval == "step" or self.batches.at(step).ends_epoch

@@ -482,5 +482,6 @@ class Training:
             seconds=seconds,
             data_wait_seconds=self._batches.pop_wait() if self._batches is not None else 0.0,
             tokens=self._data.tokens(self.step),
+            undecodable=self._data.undecodable,
         )
         self._saver.poll()

@@ -59,7 +59,9 @@ class ProgressReporter:
         self.note(**changes)
         self._write().result()
 
-    def step(self, step: int, *, seconds: float, data_wait_seconds: float, tokens: int | None) -> None:
+    def step(
+        self, step: int, *, seconds: float, data_wait_seconds: float, tokens: int | None, undecodable: int = 0
+    ) -> None:
         """Report a completed step. It is written in the background, unless the last write was a moment ago.
 
         Args:
@@ -67,6 +69,7 @@ class ProgressReporter:
             seconds: How long it took.
             data_wait_seconds: How much of that this rank waited for data.
             tokens: Tokens of the global batch, if known.
+            undecodable: Samples that the node has left out because they could not be decoded.
         """
         now = datetime.now(UTC)
         before = self.progress
@@ -76,6 +79,7 @@ class ProgressReporter:
             "last_step_at": now,
             "step_seconds": smooth,
             "data_wait_seconds": _smoothed(data_wait_seconds, before.data_wait_seconds),
+            "undecodable_samples": undecodable,
             "tokens_per_second": tokens / smooth if tokens is not None else None,
         }
         if before.first_step_at is None:

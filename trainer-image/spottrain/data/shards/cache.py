@@ -45,7 +45,12 @@ class ShardDamaged(CorruptCheckpoint):
 
 
 class ShardCache:
-    """The shards of an index on this node."""
+    """The shards of an index on this node.
+
+    Attributes:
+        folder: Has the shards, and what else is known of the index on this node.
+        max_bytes: Largest size of all shards there.
+    """
 
     def __init__(
         self,
@@ -72,7 +77,7 @@ class ShardCache:
         Raises:
             CacheUnusable: The folder can't be written, or a shard is larger than the cache.
         """
-        self._folder = folder / index.fingerprint
+        self.folder = folder / index.fingerprint
         self.max_bytes = max_bytes
         self._index = index
         self._format = format
@@ -88,7 +93,7 @@ class ShardCache:
                 f"{max_bytes}; raise cache_bytes"
             )
         try:
-            (self._folder / "locks").mkdir(parents=True, exist_ok=True)
+            (self.folder / "locks").mkdir(parents=True, exist_ok=True)
             with self._locked("room"):
                 pass
         except OSError as error:
@@ -133,7 +138,7 @@ class ShardCache:
                     os.rename(unfinished[-1], self._path(number))
                 except OSError as error:
                     raise CacheUnusable(
-                        f"the cache {self._folder} can't be written: {error.strerror}; give its disk more room than "
+                        f"the cache {self.folder} can't be written: {error.strerror}; give its disk more room than "
                         f"cache_bytes ({self.max_bytes})"
                     ) from error
                 finally:
@@ -142,16 +147,16 @@ class ShardCache:
 
     def plan(self, upcoming: Sequence[int]) -> None:
         """Say which shards are needed, in order of need."""
-        file = self._folder / f"{_PLAN}.{os.getpid()}"
+        file = self.folder / f"{_PLAN}.{os.getpid()}"
         file.write_text(json.dumps(list(upcoming)))
-        file.rename(self._folder / _PLAN)
+        file.rename(self.folder / _PLAN)
 
     def _path(self, number: int) -> Path:
-        return self._folder / f"{number}.shard"
+        return self.folder / f"{number}.shard"
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        with (self._folder / "locks" / name).open("w") as file:
+        with (self.folder / "locks" / name).open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -162,7 +167,7 @@ class ShardCache:
         They count already, and are locked as long as their process lives.
         """
         sizes = [int(self._index.sizes[number]), int(self._index.unpacked[number])][: 1 + is_packed]
-        paths = [self._folder / f"{number}.{os.getpid()}.{place}.unfinished" for place in range(len(sizes))]
+        paths = [self.folder / f"{number}.{os.getpid()}.{place}.unfinished" for place in range(len(sizes))]
         with ExitStack() as files:
             while True:
                 with self._locked("room"):
@@ -177,11 +182,11 @@ class ShardCache:
 
     def _make_room(self, size: int) -> bool:
         """Drop shards until there is room, first those that are needed last."""
-        for path in self._folder.glob("*.unfinished"):
+        for path in self.folder.glob("*.unfinished"):
             if _is_left(path):
                 path.unlink(missing_ok=True)
-        used = sum(path.stat().st_size for path in self._folder.glob("*.unfinished"))
-        shards = {path: path.stat() for path in self._folder.glob("*.shard")}
+        used = sum(path.stat().st_size for path in self.folder.glob("*.unfinished"))
+        shards = {path: path.stat() for path in self.folder.glob("*.shard")}
         used += sum(each.st_size for each in shards.values())
         needed = {number: place for place, number in enumerate(self._planned())}
         # What the plan does not name goes first, and of that what has been here for longest.
@@ -194,7 +199,7 @@ class ShardCache:
 
     def _planned(self) -> list[int]:
         with suppress(OSError, ValueError):
-            found: list[int] = json.loads((self._folder / _PLAN).read_text())
+            found: list[int] = json.loads((self.folder / _PLAN).read_text())
             return found
         return []
 

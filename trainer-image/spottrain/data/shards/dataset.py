@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -18,6 +19,9 @@ from spottrain.data.shards.index import INDEX_KEY, InvalidIndex, ShardIndex
 from spottrain.data.shards.mds_index import MDS_INDEX_KEY, index_of_mds
 from spottrain.data.shards.shard_order import ShardOrder
 from spottrain.data.shards.store import ShardPlace
+from spottrain.data.shards.undecodable import Undecodable, is_of_the_machine
+
+logger = logging.getLogger(__name__)
 
 # Shards of which a process keeps where the samples are.
 _NUM_OPEN = 64
@@ -39,6 +43,7 @@ class Shards:
         cache_bytes: int,
         window: int = 4,
         lanes: int = 8,
+        max_undecodable: int = 0,
         endpoint_url: str | None = None,
     ) -> None:
         """Read the index.
@@ -52,6 +57,8 @@ class Shards:
             window: Shards in which samples are shuffled. A larger one shuffles better, and needs a larger cache.
             lanes: Parts of an epoch that are read side by side. At least as many as there are ever nodes, so that
                 no two nodes read the same shards.
+            max_undecodable: How many samples a node may leave out because they can't be decoded. In place of such a
+                sample, all world sizes read the next one of its shard that can be, and after the last one the first.
             endpoint_url: Address of an S3- or GCS-compatible server. None: AWS_ENDPOINT_URL, or the cloud's own.
 
         Raises:
@@ -76,15 +83,17 @@ class Shards:
             (6, [4, 5, 6, 7, 8])
             >>> folder.cleanup()
         """
-        if min(window, lanes) < 1:
-            raise ValueError("window and lanes of Shards have to be at least 1")
+        if min(window, lanes) < 1 or max_undecodable < 0:
+            raise ValueError("window and lanes of Shards have to be at least 1, and max_undecodable at least 0")
         self._format = format_of(format)
         self._window = window
         self._lanes = lanes
+        self._max_undecodable = max_undecodable
         place = ShardPlace.of(uri, endpoint_url)
         self._uri = uri
         self.index = _read_index(place, self._format)
         self.cache = ShardCache(Path(cache), cache_bytes, self.index, self._format, place.open, place=uri)
+        self.undecodable = Undecodable(self.cache.folder / "undecodable")
         self._ends: list[int] = np.cumsum(self.index.samples).tolist()
         self._places: OrderedDict[int, Sequence[Place]] = OrderedDict()
 
@@ -96,21 +105,24 @@ class Shards:
 
         Raises:
             IndexError: There is no such sample.
-            ValueError: It can't be decoded. The sentence names the shard and the place in it.
+            ValueError: It can't be decoded, and max_undecodable is reached. The sentence names the shard and the
+                place in it.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         shard = bisect_right(self._ends, index)
-        number = index - (self._ends[shard] - int(self.index.samples[shard]))
+        length = int(self.index.samples[shard])
+        begin = self._ends[shard] - length
         with self.cache.opened(shard) as file:
             places = self._places_of(shard, file)
-            try:
-                return self._format.sample(file, places[number])
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f"sample {number} of the shard {self.index.names[shard]} of {self._uri} can't be decoded: "
-                    f"{error!r}"
-                ) from error
+            for number in (*range(index - begin, length), *range(index - begin)):
+                try:
+                    return self._format.sample(file, places[number])
+                except Exception as error:
+                    if is_of_the_machine(error):
+                        raise
+                    self._leave_out(shard, number, begin + number, error)
+        raise ValueError(f"no sample of the shard {self.index.names[shard]} of {self._uri} can be decoded")
 
     def order(self, *, seed: int, shuffle: bool, global_batch: int) -> ShardOrder:
         """The order in which a run reads the samples."""
@@ -122,6 +134,23 @@ class Shards:
             window=self._window,
             lanes=self._lanes,
         )
+
+    def _leave_out(self, shard: int, number: int, index: int, error: Exception) -> None:
+        sentence = (
+            f"sample {number} of the shard {self.index.names[shard]} of {self._uri} can't be decoded: {error!r}"
+        )
+        if not self._max_undecodable:
+            raise ValueError(sentence) from error
+        if (count := self.undecodable.add(index, self._max_undecodable)) is None:
+            raise ValueError(
+                f"{sentence}. This node has left out {self._max_undecodable} samples already, which is "
+                f"max_undecodable of Shards; raise it, or mend the shards or `decode` and delete "
+                f"{self.undecodable.file}"
+            ) from error
+        if count:
+            logger.warning(
+                "The next sample stands in: %s. Left out: %d of %d.", sentence, count, self._max_undecodable
+            )
 
     def _places_of(self, shard: int, file: Any) -> Sequence[Place]:
         if shard not in self._places:
