@@ -1,4 +1,4 @@
-"""Ranks that read streams, in the test's own process: generations of different sizes, with commits between them."""
+"""Ranks that read data without epochs, in the test's own process: generations of any size, and commits between."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.loading.loader import Loaded
+from spottrain.data import Mixture, Streams
 from spottrain.data.audit import AuditWriter
 from spottrain.data.batch import BatchPlan
 from spottrain.data.loader import Data
 from spottrain.data.order import DataOrder
 from spottrain.data.rank_data import RankData
-from spottrain.data.streams.dataset import Streams
 from spottrain.recovery.by_rank import RankPart, load_rank_parts, rank_states_of
 
 GLOBAL_BATCH = 12
@@ -78,16 +78,18 @@ def ranks_of(data: Data, order: DataOrder, world_size: int, audit: Path, generat
     ]
 
 
-def part_of(rank: RankData) -> RankPart:
-    """As a session makes it."""
-    assert rank.marks is not None
-    return RankPart(
+def parts_of(rank: RankData) -> dict[str, RankPart]:
+    """As a session makes them."""
+    if rank.marks is None:
+        return {}
+    part = RankPart(
         part=rank.marks,
         rank=rank.rank,
         world_size=rank.plan.world_size,
         at_another_size=rank.marks.merged,
         is_dealt=True,
     )
+    return {"streams": part}
 
 
 def generate(data: Data, order: DataOrder, worlds: Sequence[tuple[int, int]], audit: Path) -> list[list[Any]]:
@@ -102,7 +104,7 @@ def generate(data: Data, order: DataOrder, worlds: Sequence[tuple[int, int]], au
 
 def _generation(ranks: list[RankData], commit: Commit | None, last: int) -> tuple[list[list[Any]], Commit]:
     by_rank = [_run(rank, commit, last) for rank in ranks]
-    states = tuple(codec.encode({"parts": rank_states_of({"streams": part_of(rank)})}) for rank in ranks)
+    states = tuple(codec.encode({"parts": rank_states_of(parts_of(rank))}) for rank in ranks)
     return [list(chain(*parts)) for parts in zip(*by_rank, strict=True)], (last, states)
 
 
@@ -111,9 +113,7 @@ def _run(rank: RankData, commit: Commit | None, last: int) -> list[list[Any]]:
     first, states = commit or (0, ())
     if states:
         own = codec.decode(states[rank.rank]) if len(states) == rank.plan.world_size else None
-        load_rank_parts(
-            {"streams": part_of(rank)}, Loaded(step=first, state={}, extra={}, rank_state=own, rank_states=states)
-        )
+        load_rank_parts(parts_of(rank), Loaded(step=first, state={}, extra={}, rank_state=own, rank_states=states))
     rank.begin(LAST, by_epoch=False)
     found = []
     with closing(rank.load(first_step=first, device=torch.device("cpu"))) as batches:
@@ -127,6 +127,6 @@ def _run(rank: RankData, commit: Commit | None, last: int) -> list[list[Any]]:
     return found
 
 
-def data_of(streams: Streams, *, num_workers: int | None = 0) -> Data:
+def data_of(streams: Streams | Mixture, *, num_workers: int | None = 0) -> Data:
     """Micro-batches are lists of items."""
     return Data(streams, collate=list, num_workers=num_workers)

@@ -26,7 +26,7 @@ from spottrain.data.streams import cursor, reader
 from spottrain.data.streams.cursor import Mark, StreamCursor, StreamError
 from spottrain.data.streams.stream_order import StreamOrder
 from spottrain.recovery.by_rank import load_rank_parts, rank_states_of
-from stream_worlds import GLOBAL_BATCH, LAST, WithState, data_of, generate, length, part_of, ranks_of, without_state
+from stream_worlds import GLOBAL_BATCH, LAST, WithState, data_of, generate, length, parts_of, ranks_of, without_state
 
 RESIZED = [(6, 5), (4, 11), (3, 12), (6, LAST)]
 
@@ -275,9 +275,9 @@ def test_marks_of_all_ranks_are_restored_at_the_same_number_of_ranks_too(tmp_pat
         assert rank.marks is not None
         rank.marks.add({stream: [Mark(), Mark(3 * stream, 1)] for stream in rank.marks.own})
         rank.marks.completed(5)
-    states = tuple(codec.encode({"parts": rank_states_of({"streams": part_of(rank)})}) for rank in ranks)
+    states = tuple(codec.encode({"parts": rank_states_of(parts_of(rank))}) for rank in ranks)
     again = ranks_of(data_of(Streams(without_state, streams=4)), order, 2, tmp_path, 2)[0]
     saved = Loaded(step=5, state={}, extra={}, rank_state=codec.decode(states[0]), rank_states=states)
-    load_rank_parts({"streams": part_of(again)}, saved)
+    load_rank_parts(parts_of(again), saved)
     assert again.marks is not None
     assert again.marks.newest() == {stream: Mark(3 * stream, 1) for stream in range(4)}

@@ -26,7 +26,7 @@ from transformers.optimization import GreedyLR
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
-from spottrain.data import Streams, random_state
+from spottrain.data import Mixture, Streams, random_state
 from spottrain.loop.acceptance import check_dataset
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session
@@ -119,7 +119,7 @@ class SpottrainTrainer(Trainer):
                 "world size; set batch.micro in the job"
             )
         check_dataset(self.train_dataset)
-        if isinstance(self.train_dataset, Streams):
+        if isinstance(self.train_dataset, Mixture | Streams):
             raise UserError(
                 f"train_dataset ({type(self.train_dataset).__name__}) has no epochs, and the Trainer counts those of "
                 "its data; pass another data set, or write a loop with session.prepare"

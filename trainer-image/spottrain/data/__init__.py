@@ -1,6 +1,7 @@
 """Which samples a rank reads, in which order, with which random numbers."""
 
+from spottrain.data.mixtures.dataset import Mixture
 from spottrain.data.shards.dataset import Shards
 from spottrain.data.streams.dataset import Streams
 
-__all__ = ["Shards", "Streams"]
+__all__ = ["Mixture", "Shards", "Streams"]

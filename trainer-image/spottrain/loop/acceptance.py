@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from spottrain.checkpoint.errors import UnsupportedState
 from spottrain.checkpoint.format import codec
 from spottrain.data.loader import OPTIONS, Data
+from spottrain.data.mixtures.dataset import Mixture
 from spottrain.data.order import DataOrder, Permutation
 from spottrain.data.script_order import OrderFunction, ScriptOrder
 from spottrain.data.shards.dataset import Shards
@@ -100,7 +101,7 @@ def order_of(data: Data, seed: int, *, order: OrderFunction | None, largest_batc
     check_data(data)
     dataset = data.dataset
     with as_user_errors():
-        if isinstance(dataset, Streams):
+        if isinstance(dataset, Streams | Mixture):
             if order is not None:
                 raise ValueError(
                     f"order and a data set of {type(dataset).__name__} were given, and each says how samples are "

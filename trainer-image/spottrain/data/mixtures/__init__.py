@@ -1,0 +1,1 @@
+"""Mixtures of data sets by weight."""
