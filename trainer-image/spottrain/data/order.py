@@ -153,21 +153,35 @@ class Permutation:
         )
 
 
-def permute(offsets: Indices, size: int, seed: int, number: int) -> Indices:
-    """Where the permutation `number` of the numbers below `size` sends each offset.
+def permute(offsets: Indices, sizes: Indices | int, seed: int, numbers: Indices | int) -> Indices:
+    """Where permutations send offsets.
 
-    Each offset is walked along its cycle until it falls below `size`. The cycle is one of a larger permutation. The
-    result is a permutation, too. The domain is less than four times `size`, so that a walk takes fewer than four
-    steps on average.
+    Each offset is walked along its cycle until it falls below the size of its permutation. The cycle is one of a
+    larger permutation. The result is a permutation, too. The domain is less than four times the size, so that a walk
+    takes fewer than four steps on average.
+
+    Args:
+        offsets: What to permute; shape `(n,)`.
+        sizes: Of each offset, how many numbers its permutation has; or one size for all.
+        seed: Seed of the permutations.
+        numbers: Of each offset, which permutation is its own; or one for all. It has one size.
+
+    Returns:
+        Their places, each below its size; shape `(n,)`.
     """
-    half_bits = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
-    keys = _round_keys(seed, number)
+    of_each = np.broadcast_to(sizes, offsets.shape)
+    distinct, which = np.unique(of_each, return_inverse=True)
+    half_bits = np.array([_half_bits(each) for each in distinct.tolist()], np.uint64)[which]
+    distinct, which = np.unique(np.broadcast_to(numbers, offsets.shape), return_inverse=True)
+    keys = np.array([_round_keys(seed, each) for each in distinct.tolist()], np.uint64)[which].T
     values = _feistel(offsets.astype(np.uint64), half_bits, keys)
-    outside = values >= size
-    while outside.any():
-        values[outside] = _feistel(values[outside], half_bits, keys)
-        outside = values >= size
+    while (outside := np.flatnonzero(values >= of_each)).size:
+        values[outside] = _feistel(values[outside], half_bits[outside], keys[:, outside])
     return values.astype(np.int64)
+
+
+def _half_bits(size: int) -> int:
+    return max(1, (max(size - 1, 1).bit_length() + 1) // 2)
 
 
 def _round_keys(seed: int, epoch: int) -> list[int]:
@@ -183,14 +197,22 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _feistel(values: _Words, half_bits: int, keys: Sequence[int]) -> _Words:
-    """Permute words of 2 * half_bits bits. Unsigned arithmetic of numpy wraps around, as this needs."""
-    mask = np.uint64((1 << half_bits) - 1)
-    shift = np.uint64(half_bits)
-    left, right = values >> shift, values & mask
+def _feistel(values: _Words, half_bits: _Words, keys: _Words) -> _Words:
+    """Permute words of 2 * half_bits bits. Unsigned arithmetic of numpy wraps around, as this needs.
+
+    Args:
+        values: The words; shape `(n,)`.
+        half_bits: Of each word; shape `(n,)`.
+        keys: Of each round and word; shape `(rounds, n)`.
+
+    Returns:
+        What they become; shape `(n,)`.
+    """
+    mask = (np.uint64(1) << half_bits) - np.uint64(1)
+    left, right = values >> half_bits, values & mask
     for key in keys:
-        mixed = (right ^ np.uint64(key)) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (right ^ key) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x94D049BB133111EB)
         mixed ^= mixed >> np.uint64(29)
         left, right = right, left ^ (mixed & mask)
-    return (left << shift) | right
+    return (left << half_bits) | right

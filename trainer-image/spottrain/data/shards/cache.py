@@ -78,6 +78,7 @@ class ShardCache:
             CacheUnusable: The folder can't be written, or a shard is larger than the cache.
         """
         self.folder = folder / index.fingerprint
+        self._folder = str(self.folder)
         self.max_bytes = max_bytes
         self._index = index
         self._format = format
@@ -107,7 +108,7 @@ class ShardCache:
         """A shard as a file, for a moment: an open file takes room, also if it is dropped meanwhile."""
         while True:
             try:
-                file = self._path(number).open("rb")
+                file = open(self._file(number), "rb")  # noqa: SIM115 (pathlib takes longer than the read)
             except FileNotFoundError:
                 self.fetch(number)
                 continue
@@ -152,7 +153,10 @@ class ShardCache:
         file.rename(self.folder / _PLAN)
 
     def _path(self, number: int) -> Path:
-        return self.folder / f"{number}.shard"
+        return Path(self._file(number))
+
+    def _file(self, number: int) -> str:
+        return f"{self._folder}/{number}.shard"
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:

@@ -6,6 +6,7 @@ import logging
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ class Shards:
         begin = self._ends[shard] - length
         with self.cache.opened(shard) as file:
             places = self._places_of(shard, file)
-            for number in (*range(index - begin, length), *range(index - begin)):
+            for number in chain(range(index - begin, length), range(index - begin)):
                 try:
                     return self._format.sample(file, places[number])
                 except Exception as error:

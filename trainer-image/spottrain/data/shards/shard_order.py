@@ -154,14 +154,11 @@ class ShardOrder:
 
     def _shuffled(self, places: Indices, lanes: Indices, epoch: int) -> Indices:
         """Permute the places in each window of each lane."""
-        windows, lengths = places // self.block, np.diff(self._lane_begins)
-        found = np.empty_like(places)
-        for lane, window in np.unique(np.stack([lanes, windows], axis=1), axis=0).tolist():
-            chosen = (lanes == lane) & (windows == window)
-            begin = window * self.block
-            size = min(self.block, int(lengths[lane]) - begin)
-            number = (epoch * self.num_lanes + lane) << 32 | window
-            found[chosen] = begin + permute(places[chosen] - begin, size, self.seed, number)
+        windows = places // self.block
+        begins = windows * self.block
+        sizes = np.minimum(self.block, np.diff(self._lane_begins)[lanes] - begins)
+        numbers = (epoch * self.num_lanes + lanes) << 32 | windows
+        found: Indices = begins + permute(places - begins, sizes, self.seed, numbers)
         return found
 
     def _lay_out(self, epoch: int) -> _Layout:
