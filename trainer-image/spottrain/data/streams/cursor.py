@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from spottrain.checkpoint.errors import CheckpointError
 from spottrain.checkpoint.format import codec
+from spottrain.data.streams.opened import HasState, OpenStream
 
 MakeStream = Callable[[int, int], Iterable[Any]]
 """Takes the number of a stream and of a pass, each from 0, and returns the items of that pass."""
@@ -21,13 +22,6 @@ _MARK_FACTOR = 20
 
 class StreamError(CheckpointError):
     """A stream can't be read."""
-
-
-@runtime_checkable
-class _HasState(Protocol):
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +74,7 @@ class StreamCursor:
 
     @property
     def has_state(self) -> bool:
-        return self._stateful is not None
+        return self._items.stateful is not None
 
     def item(self, place: int, *, oldest: int) -> Any:
         """The item at a place, which is not read yet or is kept. Items before `oldest` are not kept."""
@@ -105,8 +99,8 @@ class StreamCursor:
             self._kept.popitem(last=False)
 
     def _read(self) -> Any:
-        if self._stateful is not None and self._now() >= self._next_mark:
-            self._mark(self._stateful)
+        if self._items.stateful is not None and self._now() >= self._next_mark:
+            self._mark(self._items.stateful)
         self._seed(self.place)
         try:
             item = next(self._items)
@@ -133,17 +127,10 @@ class StreamCursor:
                 f"make_stream({self._stream}, {start.number}) returns a {type(made).__name__}, which has no items; "
                 "let it return an iterable, such as an IterableDataset or what a generator function returns"
             )
-        self._items: Iterator[Any]
-        self._stateful: _HasState | None = made if isinstance(made, _HasState) else None
-        if self._stateful is not None:
-            self._restore(self._stateful, start)
-            self._items = iter(made)
-        else:
-            self._items = iter(made)
-            self._stateful = self._items if isinstance(self._items, _HasState) else None
-            self._restore(self._stateful, start)
+        self._items = OpenStream(made)
+        self._restore(self._items.stateful, start)
 
-    def _restore(self, stateful: _HasState | None, start: Mark) -> None:
+    def _restore(self, stateful: HasState | None, start: Mark) -> None:
         if start.state is None:
             return
         place = f"stream {self._stream} had a state at item {start.place} (pass {start.number})"
@@ -160,7 +147,7 @@ class StreamCursor:
                 "new job with a different checkpoint.uri"
             ) from error
 
-    def _mark(self, stateful: _HasState) -> None:
+    def _mark(self, stateful: HasState) -> None:
         started = self._now()
         state = json.dumps(codec.encode(stateful.state_dict()))
         self._marks.append(Mark(self.place, self._number, state))
