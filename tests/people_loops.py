@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
@@ -499,6 +500,39 @@ def epochs_loop(global_batch: int, num_samples: int) -> Loop:
     return Loop(train, plain, global_batch, global_batch)
 
 
+CURVES = 6
+
+
+def fit_curves(session: spottrain.Session | None, after_step: Callable[[], None]) -> Mapping[str, Any]:
+    """L-BFGS, which computes the loss of all data several times a step."""
+    torch.manual_seed(29)
+    model = nn.Sequential(nn.Linear(WIDTH, 4), nn.Tanh(), nn.Linear(4, WIDTH)).double()
+    network = spread(session, model) if session is not None else model
+    optimizer = torch.optim.LBFGS(network.parameters(), lr=0.5, max_iter=3)
+    run = session.attach(total=TOTAL, model=network, optimizer=optimizer) if session is not None else None
+    inputs, targets = (torch.stack(each[:CURVES]).double() for each in zip(*samples(), strict=True))
+    for _ in range(TOTAL) if run is None else iter(lambda: run.step, TOTAL):
+        own = list(range(CURVES)) if run is None else [position % CURVES for position in run.share]
+
+        def closure(own: list[int] = own) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = functional.mse_loss(network(inputs[own]), targets[own])
+            if run is None or session is None:
+                torch.autograd.backward(loss)
+                return loss
+            torch.autograd.backward(run.weigh(loss))
+            mean = run.weigh(loss).detach() / session.world_size
+            dist.all_reduce(mean)
+            return mean
+
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        if run is not None:
+            run.boundary()
+            after_step()
+    return plain_state(model=network)
+
+
+LOOPS["closure"] = Loop(fit_curves, lambda: fit_curves(None, lambda: None), CURVES, CURVES)
 LOOPS["epochs"] = epochs_loop(7, 20)
 LOOPS["epochs with idle ranks"] = epochs_loop(2, 5)
 LOOPS["mesh"] = Loop(train_on_mesh, plain_mesh, MESH_BATCH, MESH_BATCH)

@@ -45,6 +45,7 @@ def train(folder: Path, *, epochs: int = 3, leave_after: int | None = None) -> S
             for batch in epoch:
                 found.batches.setdefault(epoch.number, []).append(batch[:, 0].int().tolist())
                 loss = model(batch).square().mean()
+                assert run.weigh(torch.ones(())) == 1.0  # the one rank has all of each batch, also of the last
                 optimizer.zero_grad()
                 torch.autograd.backward(run.weigh(loss))
                 optimizer.step()

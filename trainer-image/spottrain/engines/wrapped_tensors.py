@@ -1,4 +1,4 @@
-"""Values that wrap tensors: arrays, and tensors by torch's protocol `__tensor_flatten__`, as torchao's 8-bit states.
+"""Values that wrap tensors: arrays, and those of torch's `__tensor_flatten__`, such as torchao's 8-bit states.
 
 A commit has their inner tensors, the name of the class, and the values that the class needs to make one of them. A
 resume looks the class up among the modules that the script has imported: a commit makes nobody import anything.

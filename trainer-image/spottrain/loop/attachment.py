@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain.checkpoint.errors import UnsupportedState
 from spottrain.checkpoint.format import codec
+from spottrain.engines.inside import inside
 from spottrain.engines.optimizer_state import state_dict_of
 from spottrain.engines.structure import check_same_model, first_difference
 from spottrain.loop.acceptance import check_names, check_stateful
@@ -49,6 +50,9 @@ class Attachment:
         """Sort what is attached by kind. A collective. Raises UserError for what no commit can hold."""
         made = cls()
         for name, value in attached.items():
+            _check_pace(name, value)
+        attached = {name: inside(value) for name, value in attached.items()}
+        for name, value in attached.items():
             made._add(name, value)
         check_names(attached)
         _check_each_is_one(attached)
@@ -61,7 +65,7 @@ class Attachment:
 
     def _add(self, name: str, value: Any) -> None:
         if isinstance(value, nn.Module):
-            self.models[name] = _checked_model(name, getattr(value, "_orig_mod", value))  # torch.compile wraps it
+            self.models[name] = _checked_model(name, value)
         elif isinstance(value, Optimizer):
             self.optimizers[name] = value
         elif isinstance(value, LRScheduler):
@@ -124,6 +128,15 @@ def _checked_model(name: str, model: nn.Module) -> nn.Module:
             "model inside, as in AveragedModel(model.module)"
         )
     return model
+
+
+def _check_pace(name: str, value: Any) -> None:
+    """Refuse a schedule that Accelerate steps once for each rank."""
+    if getattr(value, "step_with_optimizer", False) and not getattr(value, "split_batches", True):
+        raise UserError(
+            f"{name} steps once for each rank, as accelerator.prepare makes it, so that its rates depend on their "
+            "number; leave it out of accelerator.prepare, make it for the steps of the run, and step it once in each"
+        )
 
 
 class _Values:

@@ -24,6 +24,7 @@ from spottrain.engines.auto import applied
 from spottrain.engines.blocks import find_blocks, prepare_blocks
 from spottrain.engines.choice import choose_engine
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
+from spottrain.engines.inside import inside
 from spottrain.engines.named_state import MODEL, OPTIMIZER
 from spottrain.engines.precision import DTYPES, slower_than_needed
 from spottrain.engines.structure import check_same_model
@@ -315,7 +316,7 @@ class Session:
         from spottrain.engines.attached import AttachedModels
 
         self._refuse_second()
-        model = getattr(model, "_orig_mod", model)  # torch.compile wraps what the framework has spread
+        model = inside(model)
         data = Data(dataset, collate, num_workers, shuffle, loader or {})
         ordered = order_of(data, self.config.seed, order=order, largest_batch=self.batch_plan.global_batch)
         check_adopted_model(model, self.world_size)

@@ -17,6 +17,7 @@ from spottrain.checkpoint.format.described import holds_tensors
 from spottrain.checkpoint.loading.loader import Loaded
 from spottrain.data import random_state
 from spottrain.engines.engine import SavedState
+from spottrain.engines.inside import inside
 from spottrain.recovery.by_rank import RankPart, dropped, load_rank_parts, rank_states_of
 from spottrain.recovery.option_history import OptionHistory, Options, options_of
 from spottrain.recovery.saved_schedule import SavedSchedule
@@ -197,7 +198,7 @@ class TrainingState:
 
     def _rates(self, schedule: SavedSchedule, scripts: Options) -> list[Any]:
         """The learning rates that the script gave to the schedule's optimizer."""
-        of = schedule.scheduler.optimizer
+        of = inside(schedule.scheduler.optimizer)
         return [
             group.get("lr") for name, each in self.optimizers.items() if each is of for group in scripts.get(name, ())
         ]
