@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,11 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 import spottrain
 from spottrain import ByRank
+from spottrain.checkpoint.errors import CheckpointMismatch
 from spottrain.checkpoint.format import codec
+from spottrain.checkpoint.loading.loader import Loaded
+from spottrain.loop.acceptance import check_stateful
+from spottrain.recovery.by_rank import RankPart
 from spottrain.recovery.kept_state import WeightSample
 from spottrain.world.failures import UserError
 from spottrain_api.settings.choices import StabilityAction
@@ -270,3 +274,56 @@ def test_large_state_of_each_rank_is_refused(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit, match="1"), spottrain.session() as session:
         session.attach(total=1, own=ByRank({"hidden": torch.zeros(1 << 19)}))
     assert "The tensor at 'own.hidden' is one too many" in capsys.readouterr().err
+
+
+class Loader:
+    """As torchdata's StatefulDataLoader: it iterates over a data set, and has a state."""
+
+    def __init__(self, dataset: list[int]) -> None:
+        self.dataset = dataset
+        self._next = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self._next < len(self.dataset):
+            self._next += 1
+            yield self.dataset[self._next - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._next = state["next"]
+
+
+def read(folder: Path, total: int) -> list[int]:
+    """The items that a loop over a loader has read."""
+    loader, items = Loader([3, 1, 4, 1, 5]), []
+    with spottrain.session(checkpoint_uri=f"file://{folder}") as session:
+        run = session.attach(total=total, reader=loader)
+        for item in loader:
+            items.append(item)
+            run.boundary()
+            if run.step == run.total:
+                break
+    return items
+
+
+def test_a_loader_with_a_state_is_each_ranks_own_and_reads_on(tmp_path: Path) -> None:
+    assert read(tmp_path, 2) == [3, 1]
+    assert read(tmp_path, 5) == [4, 1, 5]
+
+
+def test_a_loader_is_refused_at_another_number_of_ranks_with_what_is_exact_at_any() -> None:
+    advice = "let the session read the data.* with items by index or as spottrain.data.Streams"
+    with spottrain.session() as session:
+        session.config = session.config.model_copy(update={"max_world_size": 4})
+        with pytest.raises(UserError, match=f"reader is each rank's own, .* {advice}"):
+            session.attach(total=1, reader=Loader([1]))
+    part = RankPart(part=Loader([1]), rank=0, world_size=3, at_another_size="refuse")
+    with pytest.raises(CheckpointMismatch, match=f"holds loader of 2 ranks, and there are 3 now. .* {advice}"):
+        part.state_in("loader", Loaded(step=1, state={}, extra={}, rank_state=None, rank_states=({}, {})))
+
+
+def test_a_loader_is_no_state_that_all_ranks_share() -> None:
+    with pytest.raises(UserError, match=r"loader \(Loader\) reads data for its rank alone.* spottrain.data.Streams"):
+        check_stateful({"loader": Loader([1])})

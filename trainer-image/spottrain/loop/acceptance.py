@@ -28,6 +28,7 @@ from spottrain.data.script_order import OrderFunction, ScriptOrder
 from spottrain.data.shards.dataset import Shards
 from spottrain.data.streams.dataset import Streams
 from spottrain.engines.optimizer_state import state_dict_of
+from spottrain.recovery.by_rank import is_loader
 from spottrain.recovery.saved_schedule import schedule_state
 from spottrain.recovery.script_parts import Stateful, states_of
 from spottrain.recovery.training_state import ORDER, STABILITY
@@ -283,6 +284,18 @@ def check_scheduler_interval(interval: Any) -> None:
 
 def check_stateful(stateful: Mapping[str, Stateful], records: Mapping[str, Stateful] | None = None) -> None:
     """Refuse parts of a script, and records of a framework, whose state no commit can hold."""
+    for name, part in stateful.items():
+        if is_loader(part):
+            raise UserError(
+                f"{name} ({type(part).__name__}) reads data for its rank alone, and stateful has what is the same on "
+                "all ranks; pass the data as dataset, with items by index or as spottrain.data.Streams. In a loop of "
+                "your own, session.attach takes the loader"
+            )
+    check_states(stateful, records)
+
+
+def check_states(stateful: Mapping[str, Stateful], records: Mapping[str, Stateful] | None = None) -> None:
+    """Refuse parts whose state no commit can hold, and names that the library uses itself."""
     check_names(stateful)
     for name, part in {**stateful, **(records or {})}.items():
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):

@@ -19,8 +19,8 @@ from spottrain.checkpoint.format import codec
 from spottrain.engines.inside import inside
 from spottrain.engines.optimizer_state import state_dict_of
 from spottrain.engines.structure import check_same_model, first_difference
-from spottrain.loop.acceptance import check_names, check_stateful
-from spottrain.recovery.by_rank import ByRank, RankPart, rank_states_of
+from spottrain.loop.acceptance import check_names, check_states
+from spottrain.recovery.by_rank import ByRank, RankPart, advice_on, is_loader, rank_states_of
 from spottrain.recovery.script_parts import Stateful
 from spottrain.world.failures import UserError
 
@@ -57,7 +57,7 @@ class Attachment:
         check_names(attached)
         _check_each_is_one(attached)
         made._check_optimizers()
-        check_stateful({**made.parts, **{name: _part(name, each.value) for name, each in made.by_rank.items()}})
+        check_states({**made.parts, **{name: _part(name, each.value) for name, each in made.by_rank.items()}})
         _check_same_on_all_ranks(attached)
         for model in made.models.values():
             check_same_model(model)
@@ -74,6 +74,8 @@ class Attachment:
             self.tensors[name] = value
         elif isinstance(value, ByRank):
             self.by_rank[name] = value
+        elif is_loader(value):
+            self.by_rank[name] = ByRank(value)
         else:
             self.parts[name] = _part(name, value)
 
@@ -100,8 +102,8 @@ class Attachment:
         if names and least != most:
             raise UserError(
                 f"{names[0]} is each rank's own, and the job may run with {least} to {most} ranks: no resume could "
-                "restore it at another number. Give nodes.min and nodes.max the same value, or say what becomes of "
-                'it: ByRank(..., at_another_size="drop"), or a function'
+                "restore it at another number. Give nodes.min and nodes.max the same value, or "
+                f"{advice_on(self.by_rank[names[0]].value)}"
             )
 
     def _check_optimizers(self) -> None:

@@ -6,10 +6,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch.utils.data import IterableDataset
+
 from spottrain.checkpoint.errors import CheckpointMismatch
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.loading.loader import Loaded
 from spottrain.recovery.script_parts import Stateful, load_part
+
+_OF_ITS_OWN = 'say what becomes of it: ByRank(..., at_another_size="drop"), or a function'
+_OF_A_LOADER = (
+    "let the session read the data, in one order at any number of ranks: dataset=, with items by index or as "
+    "spottrain.data.Streams"
+)
 
 Remap = Callable[[list[dict[str, Any]], int, int], dict[str, Any]]
 
@@ -34,6 +42,16 @@ class ByRank:
 
     value: Any
     at_another_size: Literal["refuse", "drop"] | Remap = "refuse"
+
+
+def is_loader(value: Any) -> bool:
+    """Whether something reads data, with a place of its rank's own: a StatefulDataLoader, or a stateful data set."""
+    return hasattr(value, "__iter__") and (isinstance(value, IterableDataset) or hasattr(value, "dataset"))
+
+
+def advice_on(value: Any) -> str:
+    """What to do about state of each rank's own if the number of ranks changes."""
+    return _OF_A_LOADER if is_loader(value) else _OF_ITS_OWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +85,7 @@ class RankPart:
             return None
         raise CheckpointMismatch(
             f"The checkpoint at step {loaded.step} holds {name} of {len(loaded.rank_states)} ranks, and there are "
-            f"{self.world_size} now. Resume with as many ranks, or say what becomes of it: "
-            'at_another_size="drop", or a function.'
+            f"{self.world_size} now. Resume with as many ranks, or {advice_on(self.part)}."
         )
 
 
