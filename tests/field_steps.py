@@ -176,12 +176,15 @@ def _step(name: str, base: dict[str, Any], path: Path, value: Any, rule: str = "
     return Step(name=f"{name} {text[:60]}", spec=_changed(base, path, value), path=path, rule=rule)
 
 
+_SAME_AS_BEFORE = r"(?:has\(self\.\w+\) == has\(oldSelf\.\w+\) && .* \|\| )?self\.(\w+) == oldSelf\.\1\)?"
+
+
 def _fixed_names(schema: Schema) -> set[str]:
     """Fields that can't change while a job exists, by their rules."""
     found = set()
     for name, part, _ in [("", schema, True), *_schemas(schema, "")]:
         for rule in part.get("x-kubernetes-validations", ()):
-            same = re.fullmatch(r"self\.(\w+) == oldSelf\.\1", rule["rule"])
+            same = re.fullmatch(_SAME_AS_BEFORE, rule["rule"])
             found |= {f"{name}.{same[1]}".removeprefix(".")} if same else set()
     return found
 

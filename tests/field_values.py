@@ -49,6 +49,7 @@ def spec_schema() -> Schema:
 
 # Values that don't follow from the schema, or that have to fit each other.
 _GIVEN: dict[str, Any] = {
+    "profile": "gpu",
     "image": "train:1",
     "entrypoint": {"script": "train.py", "args": ["--fast"], "workingDir": "/app"},
     "env": _BESIDE["env"],

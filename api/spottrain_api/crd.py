@@ -21,6 +21,7 @@ from spottrain_api.contract.names import API_VERSION, GROUP, KIND, PLURAL, VERSI
 from spottrain_api.cost_record import COST_KIND, COST_PLURAL, CostRecord
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND, HISTORY_PLURAL, MAX_HISTORY_CHARACTERS
 from spottrain_api.settings.resource import Resource
+from spottrain_api.v1alpha1.profile import PROFILE_KIND, PROFILE_PLURAL, ProfileSpec
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_api.v1alpha1.status import PRINTER_COLUMNS, TrainingJobStatus
 
@@ -70,6 +71,24 @@ def history_definition() -> dict[str, Any]:
     return _definition(HISTORY_KIND, HISTORY_PLURAL, {"shortNames": ["tjh"]}, {"schema": {"openAPIV3Schema": schema}})
 
 
+def profile_definition() -> dict[str, Any]:
+    """The CRD of the profiles that administrators give to jobs."""
+    schema = {
+        "type": "object",
+        "description": "What jobs that name this profile take from it: image, pools, prices and tolerations that "
+        "they don't name themselves, and limits.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": structural_schema(ProfileSpec),
+        },
+    }
+    version = {"schema": {"openAPIV3Schema": schema}}
+    return _definition(PROFILE_KIND, PROFILE_PLURAL, {"shortNames": ["tp"]}, version, scope="Cluster")
+
+
 def cost_definition() -> dict[str, Any]:
     """The CRD of the records of what jobs cost, which the operator alone writes."""
     record = structural_schema(CostRecord)
@@ -90,11 +109,13 @@ def cost_definition() -> dict[str, Any]:
 
 def definitions() -> dict[str, dict[str, Any]]:
     """All CRDs by their names."""
-    found = (custom_resource_definition(), history_definition(), cost_definition())
+    found = (custom_resource_definition(), history_definition(), cost_definition(), profile_definition())
     return {each["metadata"]["name"]: each for each in found}
 
 
-def _definition(kind: str, plural: str, more_names: dict[str, Any], version: dict[str, Any]) -> dict[str, Any]:
+def _definition(
+    kind: str, plural: str, more_names: dict[str, Any], version: dict[str, Any], *, scope: str = "Namespaced"
+) -> dict[str, Any]:
     names = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -102,7 +123,7 @@ def _definition(kind: str, plural: str, more_names: dict[str, Any], version: dic
         "metadata": {"name": f"{plural}.{GROUP}", "annotations": KEPT},
         "spec": {
             "group": GROUP,
-            "scope": "Namespaced",
+            "scope": scope,
             "names": names | more_names,
             "versions": [{"name": VERSION, "served": True, "storage": True} | version],
         },

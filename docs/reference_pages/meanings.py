@@ -212,6 +212,14 @@ _BUDGET_NEARLY_SPENT = Reason(
     meaning="The job has cost 80 % of budget.maxCost.",
     action="Raise budget.maxCost, or let onExceeded decide what happens once all of it is spent.",
 )
+_PROFILE_MISSING = Reason(
+    meaning="The cluster has no TrainingProfile of the name that the job has in `profile`.",
+    action="Create it, or create the job again with the name of another.",
+)
+_PROFILE_LIMITS = Reason(
+    meaning="The job asks for more than its profile allows, or lacks an image or prices that neither of them has.",
+    action="The message says what to change. A job that runs keeps to the limits until then.",
+)
 _URI_IN_USE = Reason(
     meaning="Another unfinished job of the namespace comes first at the same checkpoint.uri. This one gets no pods "
     "until it ends.",
@@ -397,6 +405,15 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
             ConditionReason.FINISHED: Reason(meaning="The job has finished."),
         },
     ),
+    ConditionType.PROFILE_ACCEPTED: ConditionMeaning(
+        when_true="The job has what it takes from its profile. Absent for a job without one.",
+        when_false="The profile is missing, or the job is beyond its limits. A job that has not started waits.",
+        reasons={
+            ConditionReason.PROFILE_TAKEN: Reason(meaning="The job has taken its profile: status.profile."),
+            EventReason.PROFILE_MISSING: _PROFILE_MISSING,
+            EventReason.PROFILE_LIMITS: _PROFILE_LIMITS,
+        },
+    ),
     ConditionType.BLOCKED: ConditionMeaning(
         when_true="Another unfinished job of the namespace uses the same checkpoint.uri. "
         "Absent for a job that was never blocked.",
@@ -456,6 +473,8 @@ EVENTS: Mapping[str, Reason] = {
         "them back, and asks for nodes again after a pause.",
         action="Nothing, if other jobs use the nodes. To start with fewer, lower nodes.min.",
     ),
+    EventReason.PROFILE_MISSING: _PROFILE_MISSING,
+    EventReason.PROFILE_LIMITS: _PROFILE_LIMITS,
     EventReason.BUDGET_NEARLY_SPENT: _BUDGET_NEARLY_SPENT,
     EventReason.FELL_BACK: _FELL_BACK,
     EventReason.SPOT_RETRIED: Reason(meaning="The job tries spot nodes again after a fallback."),

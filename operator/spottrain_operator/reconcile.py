@@ -63,6 +63,7 @@ from spottrain_operator.objects.observe import (
 from spottrain_operator.objects.placement import DEFAULT_SITE, Site
 from spottrain_operator.objects.pod_events import PodEvents
 from spottrain_operator.objects.pods import annotate_pod, template_hash
+from spottrain_operator.objects.profiles import ProfileFinder
 from spottrain_operator.objects.queues import Queues
 from spottrain_operator.objects.waiting_jobs import WaitingJobs
 from spottrain_operator.objects.write_back import as_written, with_condition
@@ -117,6 +118,7 @@ class Reconciler:
         self._tracer = tracer
         self._history = history
         self._costs = CostKeeper(cluster)
+        self._profiles = ProfileFinder(cluster)
         self._isolation = isolation
         self._queues = Queues(cluster, site)
         self._control = control
@@ -244,6 +246,7 @@ class Reconciler:
             timing=self._timing,
             refusal=record.refusal,
             rival=await self._rivals.rival_of(job),
+            profile=await self._profiles.profile_of(job, self._now()),
             queue=await self._queues.observe(job),
             num_younger_waiting=self._waiting.num_younger(job),
         )

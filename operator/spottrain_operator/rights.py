@@ -13,6 +13,7 @@ from spottrain_api import crd
 from spottrain_api.contract.names import GROUP, PLURAL
 from spottrain_api.cost_record import COST_PLURAL
 from spottrain_api.history import HISTORY_PLURAL
+from spottrain_api.v1alpha1.profile import PROFILE_PLURAL
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 from spottrain_operator.control_api.cluster_keys import ISSUER_PATH, KEYS_PATH
 from spottrain_operator.kube.lease import LEASE_NAME
@@ -49,6 +50,7 @@ RIGHTS: Mapping[str, tuple[Right, ...]] = {
         Right(group=GROUP, resource=f"{PLURAL}/finalizers", verbs=("update",), of_jobs=True),
         Right(group=GROUP, resource=HISTORY_PLURAL, verbs=("get", "create", "update"), of_jobs=True),
         Right(group=GROUP, resource=COST_PLURAL, verbs=("get", "list", "create", "update", "delete"), of_jobs=True),
+        Right(group=GROUP, resource=PROFILE_PLURAL, verbs=("get",)),
         Right(resource="pods", verbs=READ),
         Right(resource="pods", verbs=("create", "patch", "delete"), of_jobs=True),
         Right(resource="pods", verbs=("list", "patch"), own_namespace=True),

@@ -23,6 +23,8 @@ from yarl import URL
 
 from crash_points.disturbances import AT_WRITES, Disturbance, Kind
 from spottrain_api.contract.names import API_VERSION, LABEL_MANAGED_BY, MANAGED_BY, PLURAL
+from spottrain_api.cost_record import COST_PLURAL
+from spottrain_api.history import HISTORY_PLURAL
 
 LATE_SECONDS = 10.0
 STALE_SECONDS = 2.0
@@ -30,7 +32,8 @@ STALE_SECONDS = 2.0
 THROTTLED_SECONDS = 3.0
 _MAX_BYTES = 2**22
 # Leases, Secrets and reviews of tokens are no part of a job.
-_WRITTEN = re.compile(rf"/namespaces/[^/]+/(pods|events|{PLURAL}|trainingjobhistories|trainingjobcosts)(/[^/]+)?(/status)?$")
+_OURS = f"{PLURAL}|{HISTORY_PLURAL}|{COST_PLURAL}"
+_WRITTEN = re.compile(rf"/namespaces/[^/]+/(pods|events|{_OURS})(/[^/]+)?(/status)?$")
 _READS = frozenset({"GET", "HEAD"})
 # kopf and the operator's own watch each list the jobs.
 _FIRST_LISTS = {f"/apis/{API_VERSION}/{PLURAL}": 2, "/api/v1/pods": 1, "/api/v1/nodes": 1}

@@ -142,6 +142,7 @@ def test_the_operator_is_restricted_and_the_watcher_is_but_for_the_host_network(
         "create events -n default",
         "update trainingjobhistories.spottrain.dev -n default",
         "delete trainingjobcosts.spottrain.dev -n default",
+        "get trainingprofiles.spottrain.dev",
         "create tokenreviews.authentication.k8s.io",
     ],
 )

@@ -16,7 +16,9 @@ import pytest
 from cluster_api import refusal
 from cluster_fixtures import Kubectl
 from minimal_job import MINIMAL
+from spottrain_api.v1alpha1.profile import ProfileSpec
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
+from spottrain_api.v1alpha1.status import TakenProfile
 
 pytestmark = pytest.mark.cluster
 
@@ -214,7 +216,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("script-and-module", {"entrypoint": {"module": "train"}}, "neither is; give exactly one of script"),
     ("neither-script-nor-module", {"entrypoint": {"script": None}}, "neither is; give exactly one of script"),
     ("operators-variable", {"env": [{"name": "SPOTTRAIN_JOB", "value": "x"}]}, "choose another name"),
-    ("no-image", {"image": None}, "spec.image: Required value"),
+    ("no-image", {"image": None}, "image is missing; name the container image with the program, or a profile"),
+    ("no-profile", {"profile": ""}, "spec.profile in body should be at least 1 chars long"),
     ("no-checkpoint", {"checkpoint": None}, "spec.checkpoint: Required value"),
     ("unknown-field", {"colour": "red"}, 'unknown field "spec.colour"'),
     (
@@ -280,6 +283,7 @@ FIXED = [
     ("strategy", {"strategy": "fsdp"}, "strategy can't change while a job exists"),
     ("precision", {"precision": "bf16"}, "precision can't change while a job exists"),
     ("seed", {"seed": 7}, "seed can't change while a job exists"),
+    ("profile", {"profile": "gpu"}, "profile can't change while a job exists, which keeps what it took"),
     (
         "uri",
         {"checkpoint": {"uri": "s3://bucket/other"}},
@@ -303,6 +307,55 @@ RESERVED = {"name": "block", "capacityType": "reserved", "provider": "eks"}
 def test_a_floor_may_be_a_share_and_a_pool_reserved(jobs: Jobs, floor: int | str) -> None:
     capacity = {"onDemand": {"min": floor, "max": 4}, "pools": [RESERVED]}
     assert jobs.tried("share", merged(MINIMAL, {"capacity": capacity})) == ""
+
+
+@pytest.mark.parametrize("changes", [{"image": None}, {"budget": {"maxCost": 5}}], ids=["image", "prices"])
+def test_what_a_profile_may_have_is_not_asked_of_the_job(jobs: Jobs, changes: dict[str, Any]) -> None:
+    assert jobs.tried("profiled", merged(MINIMAL, {"profile": "gpu"} | changes)) == ""
+
+
+PROFILE = {
+    "image": "registry/train:1",
+    "capacity": {"currency": "EUR", "spot": {"pricePerHour": 30}, "pools": [RESERVED]},
+    "tolerations": [{"key": "team", "operator": "Exists"}],
+    "limits": {"nodes": 16, "serviceAccounts": ["trainer"]},
+}
+BAD_PROFILES: list[tuple[str, dict[str, Any], str]] = [
+    ("negative-price", {"capacity": {"spot": {"pricePerHour": -1}}}, "should be greater than or equal to 0"),
+    ("no-nodes", {"limits": {"nodes": 0}}, "spec.limits.nodes in body should be greater than or equal to 1"),
+    ("unknown-field", {"colour": "red"}, 'unknown field "spec.colour"'),
+    (
+        "pool-without-labels",
+        {"capacity": {"pools": [{"name": "a", "capacityType": "spot", "provider": "custom"}]}},
+        "capacity.pools: a pool with provider custom needs a nodeSelector that finds its nodes",
+    ),
+    ("currency", {"capacity": {"currency": "euro"}}, "spec.capacity.currency in body should match"),
+]
+
+
+def as_profile(name: str, spec: dict[str, Any]) -> str:
+    kind = {"apiVersion": "spottrain.dev/v1alpha1", "kind": "TrainingProfile"}
+    return json.dumps(kind | {"metadata": {"name": name}, "spec": spec})
+
+
+def test_a_bad_profile_is_refused_with_a_sentence(jobs: Jobs) -> None:
+    bad = "\n".join(as_profile(name, merged(PROFILE, changes)) for name, changes, _ in BAD_PROFILES)
+    said = jobs.run("apply", "--dry-run=server", "-f", "-", stdin=bad)[1]
+    for name, _, sentence in BAD_PROFILES:
+        assert sentence in said, name
+    assert "created" not in said
+
+
+def test_a_profile_is_explained_and_kept_in_the_status_of_a_job(jobs: Jobs) -> None:
+    worked, said = jobs.run("apply", "--dry-run=server", "-f", "-", stdin=as_profile("gpu", PROFILE))
+    assert worked, said
+    assert "Most that nodes.max of a job may be" in jobs.run("explain", "trainingprofile.spec.limits.nodes")[1]
+    taken = TakenProfile(name="gpu", generation=2, spec=ProfileSpec.model_validate(PROFILE))
+    status = {"profile": taken.model_dump(mode="json", by_alias=True, exclude_none=True)}
+    jobs.kubectl.create(as_job("taken", MINIMAL), jobs.namespace)
+    jobs.kubectl.patch("tj", "taken", {"status": status}, jobs.namespace, subresource="status")
+    stored = jobs.kubectl.get("tj", "taken", jobs.namespace)["status"]["profile"]
+    assert TakenProfile.model_validate(stored) == taken
 
 
 CHANGEABLE = {

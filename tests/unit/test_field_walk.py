@@ -49,6 +49,7 @@ class Walk:
 
     def __post_init__(self) -> None:
         self.world = World(CrashingCluster(), last_step=TOTAL_STEPS, allowed_networks=frozenset(Network))
+        self.world.cluster.profiles["gpu"] = {"metadata": {"name": "gpu"}, "spec": {}}
         self.world.cluster.put_job(manifest(self.of.base))
 
     async def walk(self) -> None:

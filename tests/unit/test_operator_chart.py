@@ -30,6 +30,7 @@ from spottrain_api.contract.names import (
 )
 from spottrain_api.contract.nodes import SPOT_LABELS
 from spottrain_api.v1alpha1.capacity import PoolType
+from spottrain_api.v1alpha1.profile import DEFAULT_PROFILE, PROFILE_KIND
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_local.install import find_helm
 from spottrain_operator.command import main
@@ -442,3 +443,14 @@ def test_an_image_that_is_named_by_digest_has_it_everywhere() -> None:
     images = {container["image"] for pod in pods for container in pod.get("containers", [])}
     assert {image.partition("@")[2] for image in images} == {digest}
     assert all(image.startswith("spottrain-operator:") for image in images)
+
+
+def test_the_default_profile_is_made_once_its_crd_is_there() -> None:
+    spec = {"image": "registry/train:1", "limits": {"nodes": 16}}
+    [profile] = [
+        each for each in render("--set-json", f"defaultProfile={json.dumps(spec)}") if each["kind"] == PROFILE_KIND
+    ]
+    assert profile["metadata"]["name"] == DEFAULT_PROFILE
+    assert profile["metadata"]["annotations"]["helm.sh/hook"] == "post-install,post-upgrade"
+    assert profile["spec"] == spec
+    assert PROFILE_KIND not in {each["kind"] for each in render()}

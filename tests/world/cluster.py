@@ -32,6 +32,7 @@ from spottrain_operator.kube.resources import (
     NETWORK_POLICIES,
     NODES,
     PODS,
+    PROFILES,
     SECRETS,
     TOKEN_REVIEWS,
     WORKLOADS,
@@ -71,6 +72,7 @@ class MemoryCluster:
         self.network_policies: dict[Key, Manifest] = self._objects[NETWORK_POLICIES]
         self.workloads: dict[Key, Manifest] = self._objects[WORKLOADS]
         self.nodes: dict[str, Manifest] = self._objects[NODES]
+        self.profiles: dict[str, Manifest] = self._objects[PROFILES]
         self.namespaces: dict[str, Manifest] = self._objects[NAMESPACES]
         self.other_definitions: dict[str, Manifest] = self._objects[DEFINITIONS]
         self.raw: Mapping[str, Manifest] = {}

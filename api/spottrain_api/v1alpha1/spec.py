@@ -117,14 +117,24 @@ class RunPolicy(Resource):
 class RunSettings(Resource):
     """What runs, and on which nodes."""
 
+    profile: Annotated[
+        Line | None,
+        Field(
+            min_length=1,
+            max_length=253,
+            description="TrainingProfile of the cluster from which the job takes image, pools, prices and "
+            "tolerations that it doesn't name itself, and whose limits it keeps to. status.profile has what it "
+            "took. Default: that of the name `default`, if there is one when the job first looks for nodes.",
+        ),
+    ] = None
     image: Annotated[
         Line,
         Field(
-            min_length=1,
             max_length=1024,
-            description="Container image with the program, torch and the spottrain trainer.",
+            description="Container image with the program, torch and the spottrain trainer. Default: that of the "
+            "profile. Required without one.",
         ),
-    ]
+    ] = ""
     entrypoint: Entrypoint
     env: Annotated[tuple[EnvVar, ...], Field(max_length=256, description="Environment variables of the ranks.")] = ()
     resources: Annotated[
@@ -148,6 +158,15 @@ class TrainingJobSpec(TrainingSettings, RunSettings):
     """What the user asks for: program, nodes, how to train, and where commits go."""
 
     cel_rules = (
+        (
+            "self.image != '' || has(self.profile)",
+            "image is missing; name the container image with the program, or a profile that has one",
+        ),
+        (
+            "has(self.profile) == has(oldSelf.profile) && (!has(self.profile) || self.profile == oldSelf.profile)",
+            "profile can't change while a job exists, which keeps what it took from its profile; make a new job with "
+            "another checkpoint.uri",
+        ),
         (
             "type(self.capacity.onDemand.min) == string && self.capacity.onDemand.min.endsWith('%') || "
             "int(self.capacity.onDemand.min) <= self.nodes.max",
@@ -206,7 +225,7 @@ class TrainingJobSpec(TrainingSettings, RunSettings):
         ),
         *(
             (
-                f"!has(self.budget) || !({_is_unpriced(kind, limit)})",
+                f"!has(self.budget) || has(self.profile) || !({_is_unpriced(kind, limit)})",
                 f"budget.maxCost bounds nothing without prices, and {kind} nodes have none; set "
                 f"capacity.{limit}.pricePerHour, or capacity.{limit}.max to 0",
             )

@@ -13,6 +13,7 @@ from spottrain_api.contract.conditions import ConditionType
 from spottrain_api.contract.replicas import ReplicatedStep
 from spottrain_api.contract.reports import CommitRef, StrategyChoice
 from spottrain_api.settings.resource import Resource
+from spottrain_api.v1alpha1.profile import ProfileSpec
 
 
 class StatusResource(Resource):
@@ -368,6 +369,14 @@ class HoldOff(StatusResource):
     ] = 1
 
 
+class TakenProfile(StatusResource):
+    """What a job took from its profile. Later edits of the profile, and its deletion, don't change it."""
+
+    name: Annotated[str, Field(description="Name of the TrainingProfile.")]
+    generation: Annotated[int, Field(description="metadata.generation of the profile then.")] = 0
+    spec: Annotated[ProfileSpec, Field(description="The profile as it was then.")] = ProfileSpec()
+
+
 class TrainingJobStatus(StatusResource):
     """What the operator reports: phase, progress, members and cost.
 
@@ -382,6 +391,9 @@ class TrainingJobStatus(StatusResource):
     conditions: Annotated[
         tuple[Condition, ...], Field(description="Aspects of the job's state, one of each type.")
     ] = ()
+    profile: Annotated[
+        TakenProfile | None, Field(description="The profile that the job has taken, as it was then.")
+    ] = None
     generation: Annotated[
         GenerationStatus | None,
         Field(description="The newest generation: one fixed set of members that train together."),

@@ -15,6 +15,7 @@ from spottrain_api.contract.conditions import WaitingReason
 from spottrain_api.contract.names import ANNOTATION_DO_NOT_DISRUPT, ANNOTATION_SAFE_TO_EVICT, TRAINER_CONTAINER
 from spottrain_api.contract.nodes import DEFAULT_GRACE_SECONDS
 from spottrain_api.contract.notices import Notice
+from spottrain_api.v1alpha1.profile import ProfileSpec
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
@@ -136,6 +137,7 @@ class JobView:
         orphans_pods: Whether its deletion is to leave the pods, as with `kubectl delete --cascade=orphan`.
         not_understood: Fields of the spec that a newer version may have written. `spec` doesn't have them.
         too_large: Fields that hold too much.
+        beyond_profile: Sentences about what its profile's limits have cut back.
         queue: LocalQueue of Kueue that it waits in. Empty: none.
         queue_priority: WorkloadPriorityClass. Empty: that of its pods, or none.
     """
@@ -151,6 +153,7 @@ class JobView:
     status: TrainingJobStatus = field(default_factory=TrainingJobStatus)
     not_understood: tuple[str, ...] = ()
     too_large: tuple[str, ...] = ()
+    beyond_profile: tuple[str, ...] = ()
     queue: str = ""
     queue_priority: str = ""
 
@@ -235,12 +238,27 @@ class Rival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileView:
+    """The profile that a job is yet to take.
+
+    Attributes:
+        generation: Its metadata.generation.
+        spec: None: there is no such profile.
+    """
+
+    name: str
+    generation: int = 0
+    spec: ProfileSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """One job with everything that a decision about it needs.
 
     Attributes:
         reports: By pod uid, of the agents that were heard since `listening_since`.
         refused_reports: Why the newest report of a pod was refused, by pod uid. Its `reports` are older.
+        profile: None: the job takes none, or has taken it.
         queue: None: the job is in no queue, and has left nothing in one.
         num_younger_waiting: Number of jobs that wait for nodes, too, and are younger.
         kept_away: Nodes that are kept from the pods without a node, by pod uid.
@@ -261,6 +279,7 @@ class Observed:
     timing: Timing = DEFAULT_TIMING
     refusal: Refusal | None = None
     rival: Rival | None = None
+    profile: ProfileView | None = None
     queue: QueueView | None = None
     num_younger_waiting: int = 0
 

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from spottrain_api.contract.names import GROUP, PLURAL, VERSION
 from spottrain_api.cost_record import COST_PLURAL
 from spottrain_api.history import HISTORY_PLURAL
+from spottrain_api.v1alpha1.profile import PROFILE_PLURAL
 
 Manifest = dict[str, Any]
 """The JSON of an object, as the Kubernetes API has it."""
@@ -48,6 +49,7 @@ NAMESPACES = Resource("", "v1", "namespaces", namespaced=False)
 JOBS = Resource(GROUP, VERSION, PLURAL)
 HISTORIES = Resource(GROUP, VERSION, HISTORY_PLURAL)
 COSTS = Resource(GROUP, VERSION, COST_PLURAL)
+PROFILES = Resource(GROUP, VERSION, PROFILE_PLURAL, namespaced=False)
 DEFINITIONS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", namespaced=False)
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
 NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies")

@@ -29,6 +29,7 @@ from spottrain_api.contract.nodes import DEFAULT_GRACE_SECONDS, accepted_taints
 from spottrain_api.contract.notices import Notice
 from spottrain_api.tolerant import dotted, read_known
 from spottrain_api.v1alpha1.free_form import too_large
+from spottrain_api.v1alpha1.profile import beyond, with_profile, within
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.core.model import FAILED_STARTS, PROTECTION, JobView, NodeView, PodView, Refusal
@@ -89,6 +90,12 @@ def job_view(job: Manifest) -> JobView:
     large = too_large(spec)
     if "deepspeed.config" in large:  # assignments of the running generation would hold it
         spec = spec.model_copy(update={"deepspeed": spec.deepspeed.model_copy(update={"config": {}})})
+    status = job_status(job)
+    wrong: list[str] = []
+    if (taken := status.profile) is not None:
+        spec = with_profile(spec, taken.spec)
+        wrong = beyond(spec, taken.name, taken.spec)
+        spec = within(spec, taken.spec.limits)
     return JobView(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -98,9 +105,10 @@ def job_view(job: Manifest) -> JobView:
         created_at=_time(meta["creationTimestamp"]),
         deleting="deletionTimestamp" in meta,
         orphans_pods=orphans_pods(job),
-        status=job_status(job),
+        status=status,
         not_understood=tuple(f"spec.{dotted(path)}" for path in unknown),
         too_large=tuple(f"spec.{path}" for path in large),
+        beyond_profile=tuple(wrong),
         queue=(meta.get("labels") or {}).get(LABEL_QUEUE, ""),
         queue_priority=(meta.get("labels") or {}).get(LABEL_QUEUE_PRIORITY, ""),
     )

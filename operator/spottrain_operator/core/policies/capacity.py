@@ -23,6 +23,7 @@ from spottrain_operator.core.policies.devices import avoided_nodes
 from spottrain_operator.core.policies.failure_policy import start_failures
 from spottrain_operator.core.policies.gangs import holds_off
 from spottrain_operator.core.policies.pool_choice import avoid_dry_pools, pools_by_preference
+from spottrain_operator.core.policies.profiles import waits_for_profile
 from spottrain_operator.core.policies.rivals import rival_of
 from spottrain_operator.core.policies.understanding import waits_to_be_understood
 from spottrain_operator.core.timing import Timing, after, growing_pause, seconds_between
@@ -315,7 +316,7 @@ def missing(situation: Situation, draft: Draft) -> list[CapacityType]:
     """
     if pause_of(situation) or rival_of(situation, draft) or waits_to_be_understood(situation, draft):
         return []
-    if holds_off(situation, draft):
+    if holds_off(situation, draft) or waits_for_profile(situation):
         return []
     needed = places(situation, draft.status, leaving=draft.leaving)
     num_spot = needed.missing_spot + needed.missing_prewarmed

@@ -28,6 +28,7 @@ from spottrain_operator.core.policies.gangs import hold_off_sentence
 from spottrain_operator.core.policies.growth import coming
 from spottrain_operator.core.policies.notices_heard import handle_watchers
 from spottrain_operator.core.policies.pod_health import handle_pods, loss_of_place
+from spottrain_operator.core.policies.profiles import waits_for_profile
 from spottrain_operator.core.policies.understanding import waits_to_be_understood
 from spottrain_operator.core.words.pods import (
     ended_early_sentence,
@@ -96,15 +97,11 @@ def _phase(situation: Situation, status: TrainingJobStatus) -> Phase:
 
 
 def _message(situation: Situation, draft: Draft, phase: Phase) -> str:
-    status, generation = draft.status, draft.status.generation
+    generation = draft.status.generation
     if situation.observed.job.deleting:
         return "The job is being deleted, and trains no more"
-    waits = draft.running is None and waits_to_be_understood(situation, draft)
-    waits_by = [ConditionType.BLOCKED, *([ConditionType.SPEC_NOT_UNDERSTOOD] if waits else [])]
-    for kind in waits_by:
-        condition = status.condition(kind)
-        if condition is not None and condition.status == "True":
-            return condition.message
+    if blocked := _blocked(situation, draft):
+        return blocked
     if phase in (Phase.PENDING, Phase.RECOVERING) and draft.running is None:
         program = missing_program(situation, draft)
         if program and generation is not None and generation.template_hash == situation.run_hash:
@@ -120,6 +117,17 @@ def _message(situation: Situation, draft: Draft, phase: Phase) -> str:
     if generation is None:
         return ""
     return _of_generation(situation, draft, generation, phase)
+
+
+def _blocked(situation: Situation, draft: Draft) -> str:
+    """Why nothing of the job may start; empty if nothing keeps it from that."""
+    idle = draft.running is None
+    stops = [(ConditionType.PROFILE_ACCEPTED, "False")] if idle and waits_for_profile(situation) else []
+    stops.append((ConditionType.BLOCKED, "True"))
+    if idle and waits_to_be_understood(situation, draft):
+        stops.append((ConditionType.SPEC_NOT_UNDERSTOOD, "True"))
+    found = ((draft.status.condition(kind), status) for kind, status in stops)
+    return next((each.message for each, status in found if each is not None and each.status == status), "")
 
 
 def _of_generation(situation: Situation, draft: Draft, generation: GenerationStatus, phase: Phase) -> str:

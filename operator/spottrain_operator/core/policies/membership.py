@@ -36,6 +36,7 @@ from spottrain_operator.core.policies.failure_policy import (
     missing_program,
 )
 from spottrain_operator.core.policies.growth import coming
+from spottrain_operator.core.policies.profiles import waits_for_profile
 from spottrain_operator.core.policies.recording import record_progress
 from spottrain_operator.core.policies.rivals import rival_of
 from spottrain_operator.core.policies.time_spent import spend_on_end
@@ -222,6 +223,8 @@ def start_next(situation: Situation, draft: Draft) -> Draft:
     It starts if they are enough and it doesn't pay to wait for more.
     """
     if draft.running is not None or pause_of(situation) or rival_of(situation, draft):
+        return draft
+    if waits_for_profile(situation):
         return draft
     if waits_to_be_understood(situation, draft) or (situation.tries_template and situation.refusal is None):
         return draft

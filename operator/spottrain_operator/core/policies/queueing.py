@@ -29,6 +29,7 @@ from spottrain_operator.core.facts.queue import (
 )
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.policies.gangs import holds_off
+from spottrain_operator.core.policies.profiles import waits_for_profile
 from spottrain_operator.core.policies.understanding import waits_to_be_understood
 from spottrain_operator.core.workloads import (
     CreateWorkload,
@@ -81,6 +82,7 @@ def _asks(situation: Situation, draft: Draft, queue: QueueView) -> bool:
     """Whether the job wants nodes, now or once it has quota."""
     idle = draft.running is None
     waits = (idle and situation.observed.rival is not None) or waits_to_be_understood(situation, draft)
+    waits = waits or (idle and waits_for_profile(situation))
     return bool(queue.name) and own_pause(situation) is None and not (waits or holds_off(situation, draft))
 
 

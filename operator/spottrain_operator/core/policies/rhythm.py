@@ -13,6 +13,7 @@ from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.facts.watching import spot_watches
 from spottrain_operator.core.policies.capacity import next_try, refusal_of
 from spottrain_operator.core.policies.gangs import holds_off
+from spottrain_operator.core.policies.profiles import waits_for_profile
 from spottrain_operator.core.policies.rivals import rival_of
 from spottrain_operator.core.timing import after, seconds_between
 
@@ -23,6 +24,8 @@ _ENDING = 0.5
 _WAITING = 1.0
 _SUSPENDED = 30.0
 _BLOCKED = 5.0
+# The next pass has what the job has just taken from its profile.
+_TAKEN = 0.05
 
 
 def look_again(situation: Situation, draft: Draft) -> float | None:
@@ -36,7 +39,10 @@ def look_again(situation: Situation, draft: Draft) -> float | None:
         return _while_running(situation, draft, running)
     if pause_of(situation) is not None and not situation.pods:
         return _SUSPENDED
-    if (rival_of(situation, draft) is not None or holds_off(situation, draft)) and not situation.pods:
+    if situation.observed.profile is not None and draft.status.profile is not None:
+        return _TAKEN
+    waits = rival_of(situation, draft) is not None or holds_off(situation, draft) or waits_for_profile(situation)
+    if waits and not situation.pods:
         return _BLOCKED
     return _WAITING
 
