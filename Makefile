@@ -98,11 +98,14 @@ coverage test-nightly rehearse kill-points: export SPOTTRAIN_SEED ?= random
 coverage: $(STAMP) all-binaries prometheus ## Run the tests of `make test`, and show what none of them reaches.
 	$(PYTEST) -m 'not nightly' --cov
 
-test-nightly: $(STAMP) all-binaries ## Run the tests that `make test` leaves out: long ones, and further variants.
+test-nightly: $(STAMP) all-binaries kueue ## Run the tests that `make test` leaves out: long ones, and further variants.
 	$(PYTEST) -m nightly
 
 test-containers: $(STAMP) all-binaries ## Run the tests of `local up --runtime podman`. They need root and podman, and fail without.
 	$(BIN)/python -m pytest -n0 --containers -m containers
+
+test-queues: $(STAMP) all-binaries kueue ## Run the tests of queues with the real Kueue, which are nightly ones. Builds it once.
+	$(BIN)/python -m pytest -n0 tests/e2e/test_queues.py
 
 test-clients: $(STAMP) all-binaries ## Run the e2e tests of public Kubernetes clients on a local cluster. Fetches them first.
 	$(BIN)/python tests/clients/run.py $(SUITES)

@@ -123,7 +123,7 @@ def obtain_binaries(
 
 
 def find_kueue() -> Path:
-    """Return the path of Kueue.
+    """Return the path of Kueue. Its CRDs and webhooks are in folders beside it.
 
     Raises:
         LocalClusterError: It was not built yet.
@@ -214,7 +214,7 @@ def _work_folder(folder: Path) -> Iterator[Path]:
 
 
 def _keep(complete: Path, folder: Path) -> None:
-    for path in complete.iterdir():
+    for path in sorted(complete.iterdir(), key=Path.is_file):  # a binary that is there has its folders
         folder.mkdir(exist_ok=True)
         path.replace(folder / path.name)
 

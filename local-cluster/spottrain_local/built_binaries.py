@@ -33,6 +33,8 @@ def build_binaries(
 ) -> None:
     """Build these binaries into an empty folder, and show the progress on `console`.
 
+    The folders of sources that the module keeps go there, too.
+
     Go's caches are in a folder beside it, which goes afterwards.
 
     Raises:
@@ -44,7 +46,11 @@ def build_binaries(
     try:
         env = _go_environment(scratch)
         packages = sorted(module.packages[name] for name in names)
-        _run_build(_go_command(console, env), packages, into, env, console, module)
+        go = _go_command(console, env)
+        _run_build(go, packages, into, env, console, module)
+        for name, (dependency, folder) in module.folders.items():
+            [sources] = _stream([str(go), "list", "-m", "-f", "{{.Dir}}", dependency], env, module)
+            shutil.copytree(Path(sources) / folder, into / name)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     for name in BUILT_NAMES.keys() & set(names):

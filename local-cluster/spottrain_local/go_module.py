@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from spottrain_local.layout import LocalClusterError, cache_root, checkout_root
@@ -17,11 +17,13 @@ class GoModule:
         name: Of its folder in local-cluster.
         packages: The main package of each binary.
         minutes: How long a build of all of them takes on two cores, in words.
+        folders: What is kept of the sources beside the binaries: for each name, a dependency and a folder of it.
     """
 
     name: str
     packages: Mapping[str, str]
     minutes: str
+    folders: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -34,7 +36,7 @@ class GoModule:
         digest = hashlib.sha256()
         for path in (self.folder / "go.mod", self.folder / "go.sum", *sorted(self.folder.glob("*/*.go"))):
             digest.update(path.read_bytes())
-        digest.update(repr(sorted(self.packages.items())).encode())
+        digest.update(repr(sorted({**self.packages, **self.folders}.items())).encode())
         return cache_root() / f"{self.name}-{digest.hexdigest()[:12]}"
 
     def pinned_version(self, dependency: str) -> str:
@@ -66,7 +68,15 @@ CONTROL_PLANE_MODULE = GoModule(
     minutes="six minutes",
 )
 # Only tests of queues need it.
-KUEUE_MODULE = GoModule(name="kueue", packages={"kueue": "sigs.k8s.io/kueue/cmd/kueue"}, minutes="four minutes")
+KUEUE_MODULE = GoModule(
+    name="kueue",
+    packages={"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
+    minutes="four minutes",
+    folders={
+        "crds": ("sigs.k8s.io/kueue", "config/components/crd/bases"),
+        "webhooks": ("sigs.k8s.io/kueue", "config/components/webhook"),
+    },
+)
 
 
 def pinned_version(dependency: str) -> str:

@@ -51,6 +51,7 @@ from spottrain_operator.objects.events import EventRecorder
 from spottrain_operator.objects.history import HistoryKeeper
 from spottrain_operator.objects.isolation import Isolation
 from spottrain_operator.objects.kept_away import kept_away
+from spottrain_operator.objects.node_holders import NodeHolders
 from spottrain_operator.objects.observe import (
     NotUnderstoodError,
     job_status,
@@ -114,6 +115,7 @@ class Reconciler:
         self._pod_events = PodEvents(cluster, timing)
         self._rivals = RivalFinder(cluster)
         self._waiting = WaitingJobs()
+        self._holders = NodeHolders()
         self._metrics = metrics
         self._tracer = tracer
         self._history = history
@@ -228,6 +230,7 @@ class Reconciler:
         listening_since = self._listening_since()
         self._waiting.note(job)
         found = sorted((pod_view(pod) for pod in pods), key=lambda pod: pod.sequence)
+        self._holders.note(job, found)
         uids = frozenset(pod.uid for pod in found)
         views = await self._pod_events.explained(key, record.troubles, found, self._now())
         names = sorted({pod.node for pod in views if pod.node})
@@ -249,6 +252,7 @@ class Reconciler:
             profile=await self._profiles.profile_of(job, self._now()),
             queue=await self._queues.observe(job),
             num_younger_waiting=self._waiting.num_younger(job),
+            holders=self._holders.others(job),
         )
 
     async def _write_status(
@@ -393,6 +397,7 @@ class Reconciler:
         self._records.pop(key, None)
         self._rivals.forget(key)
         self._waiting.forget(key)
+        self._holders.forget(key)
         self._metrics.forget(key)
 
 

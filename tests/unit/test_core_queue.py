@@ -12,6 +12,7 @@ from scene import Scene, pod, training, training_job, waiting_job
 from spottrain_api.contract.assignments import AgentPhase, CapacityType
 from spottrain_api.contract.conditions import ConditionReason
 from spottrain_api.v1alpha1.status import GenerationState, Phase
+from spottrain_operator.core.facts.pools import pool_hash
 from spottrain_operator.core.model import Action, CreatePod, DeletePod, Rival
 from spottrain_operator.core.workloads import (
     CreateWorkload,
@@ -106,7 +107,7 @@ def test_a_new_job_asks_for_the_nodes_that_it_needs_and_creates_no_pods() -> Non
         ((), "it waits for its place in queue team-a"),
         (
             (workload("min", on_demand=2, **WAITING),),
-            "it waits in queue team-a, and Kueue has not looked at it yet (is it running?)",
+            "it waits in queue team-a. Kueue has not said yet for what: if it never does, see whether it runs",
         ),
         (
             (workload("min", on_demand=2, **PENDING),),
@@ -275,6 +276,21 @@ def test_stand_ins_for_spot_nodes_need_quota_of_their_type() -> None:
     created = [action for action in asked(fallen) if isinstance(action, CreateWorkload)]
     assert [action.nodes for action in created] == [{OD: 1, SPOT: 0}]
     assert OD not in {action.capacity_type for action in acts(fallen, CreatePod)}  # type: ignore[union-attr]
+
+
+def test_no_pod_asks_for_a_cheaper_node_beyond_the_quota() -> None:
+    pools = [
+        {"name": name, "capacityType": kind, "provider": "gke", "pricePerHour": price}
+        for name, kind, price in [("cheap", "spot", 0.1), ("dear", "spot", 9.0), ("base", "on-demand", 9.0)]
+    ]
+    capacity = {"onDemand": {"min": 2, "max": 2}, "pools": pools}
+    scene = training_job(capacity=capacity)
+    for number, pool in [(1, "base"), (2, "base"), (3, "dear"), (4, "dear")]:
+        spec = scene.spec(nodes={"min": 2, "max": 4}, capacity=capacity).observed.job.spec
+        kind = OD if number < 3 else SPOT
+        scene = scene.pod(number, pool=pool, pool_hash=pool_hash(spec, kind, pool))
+    assert [action.pool for action in acts(scene, CreatePod)] == ["cheap"]  # type: ignore[union-attr]
+    assert not acts(queued(scene, MINIMUM, *MORE), CreatePod)
 
 
 @pytest.mark.parametrize("succeeded", [True, False])

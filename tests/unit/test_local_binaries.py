@@ -32,7 +32,13 @@ FAKE_GO = """#!/bin/sh
 # Stands in for the Go tool: answers as it does, and "compiles" by touching files.
 case "$1" in
   env) echo go1.26.4 ;;
-  list) printf 'a/b\\nc/d\\n' ;;
+  list)
+    case "$2" in
+      -m)
+        mkdir -p "$0.sources/config/components/crd/bases" "$0.sources/config/components/webhook"
+        echo "$0.sources" ;;
+      *) printf 'a/b\\nc/d\\n' ;;
+    esac ;;
   build)
     for word; do
       [ "$previous" = -o ] && target="$word"
@@ -222,6 +228,7 @@ def test_kueue_is_built_once_from_a_module_of_its_own(fake_go: Path, cache: Path
         [folder] = cache.glob("kueue-*")
         assert done.stdout.splitlines() == [str(folder / KUEUE)]
     assert find_kueue() == folder / KUEUE
+    assert {path.name for path in folder.iterdir()} == {KUEUE, "crds", "webhooks"}
     assert fake_go.with_name("go.built").read_text().split() == [KUEUE]
     assert not list(cache.glob("controlplane-*"))
 

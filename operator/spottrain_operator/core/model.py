@@ -252,6 +252,14 @@ class ProfileView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Another job of the namespace that holds nodes."""
+
+    name: str
+    num_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """One job with everything that a decision about it needs.
 
@@ -261,6 +269,7 @@ class Observed:
         profile: None: the job takes none, or has taken it.
         queue: None: the job is in no queue, and has left nothing in one.
         num_younger_waiting: Number of jobs that wait for nodes, too, and are younger.
+        holders: Other jobs of the namespace that hold nodes, those with most nodes first.
         kept_away: Nodes that are kept from the pods without a node, by pod uid.
         template_hash: Of the pod template that the current spec gives.
         timing: The durations that decisions depend on.
@@ -282,6 +291,7 @@ class Observed:
     profile: ProfileView | None = None
     queue: QueueView | None = None
     num_younger_waiting: int = 0
+    holders: tuple[Holder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,5 +87,7 @@ def waiting_sentence(queue: QueueView, workload: WorkloadView | None) -> str:
     if workload.evicted and workload.reserved:
         return taken_sentence(workload)
     if workload.reason in _NOT_LOOKED_AT:
-        return f"it waits in queue {queue.name}, and Kueue has not looked at it yet (is it running?)"
+        return (
+            f"it waits in queue {queue.name}. Kueue has not said yet for what: if it never does, see whether it runs"
+        )
     return f"it waits for quota in queue {queue.name}: {workload.message}"

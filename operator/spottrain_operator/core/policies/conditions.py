@@ -37,13 +37,15 @@ from spottrain_operator.core.words.pods import (
     why_it_waits,
 )
 from spottrain_operator.core.words.scheduling import lacks_claim, lacks_more_than_nodes, scheduler_says
-from spottrain_runtime.wording import clause, counted, one_line, time_of_day
+from spottrain_runtime.wording import clause, counted, listed, one_line, time_of_day
 
 _PHASES = {
     GenerationState.DRAINING: Phase.DRAINING,
     GenerationState.STOPPING: Phase.RECOVERING,
     GenerationState.ENDED: Phase.RECOVERING,
 }
+# Jobs that hold nodes, by name.
+_MOST_HOLDERS = 3
 # Characters of a failure in the job's message. Its event has all of it.
 _FIRST_WORDS = 300
 
@@ -209,6 +211,8 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
         text += f"; {counted(len(claimless), 'pod')} without the claim of a volume"
     if refusal is not None:
         text += f"; {refusal.message}"
+    if roomless or (refusal is not None and refusal.by_quota):
+        text += _held_by_others(situation)
     if in_vain := loss_of_place(situation, draft):
         text += f"; {in_vain}"
     waiting = next((pod for pod in pods if pod.waiting_message), None)
@@ -222,6 +226,15 @@ def _what_is_missing(situation: Situation, draft: Draft) -> str:
     spot = spot_sentence(situation, draft)
     retries = retries_sentence(situation.timing) if refusal is not None else ""
     return ". ".join(part for part in (text, todo, ended, retries, spot) if part)
+
+
+def _held_by_others(situation: Situation) -> str:
+    """For whom the job waits, as a clause: the jobs of its namespace that hold nodes."""
+    holders = situation.observed.holders
+    named = [f"{each.name} ({each.num_nodes})" for each in holders[:_MOST_HOLDERS]]
+    if len(holders) > _MOST_HOLDERS:
+        named.append(counted(len(holders) - _MOST_HOLDERS, "other"))
+    return f"; in this namespace, nodes are held by {listed(named)}" if named else ""
 
 
 def _conditions(situation: Situation, draft: Draft) -> Draft:

@@ -11,6 +11,7 @@ from spottrain_api.v1alpha1.status import GenerationState
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.moves import movers, paid, paid_by_members, saving_pays
 from spottrain_operator.core.facts.places import places
+from spottrain_operator.core.facts.queue import granted
 from spottrain_operator.core.facts.situation import PodFacts, Situation
 from spottrain_operator.core.model import DeletePod
 from spottrain_operator.core.policies.capacity import create, missing, patience
@@ -33,6 +34,8 @@ def move(situation: Situation, draft: Draft) -> Draft:
         return draft
     if situation.refusal is not None or situation.observed.job.left_out or missing(situation, draft):
         return draft
+    if granted(situation) is not None:
+        return draft  # Kueue counts no pod beyond the job's places
     members = {m.pod_uid for m in generation.members}
     if not members.issuperset(places(situation, status, leaving=draft.leaving).kept):
         return draft  # the next restart is for others
