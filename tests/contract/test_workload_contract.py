@@ -15,7 +15,15 @@ from minimal_job import MINIMAL
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_QUEUE
 from spottrain_operator.core.model import JobView
-from spottrain_operator.core.workloads import CreateWorkload, DeleteWorkload, Part, ReleaseWorkload, WorkloadView
+from spottrain_operator.core.workloads import (
+    CreateWorkload,
+    DeleteWorkload,
+    Part,
+    ReadyWorkload,
+    ReleaseWorkload,
+    WorkloadAction,
+    WorkloadView,
+)
 from spottrain_operator.core.workloads import FinishWorkload as Finish
 from spottrain_operator.kube.resources import DEFINITIONS, JOBS, WORKLOADS, Manifest
 from spottrain_operator.objects.observe import job_view
@@ -84,7 +92,7 @@ class Job:
         assert queue.trouble is None
         return queue.workloads
 
-    async def act(self, action: CreateWorkload | ReleaseWorkload | Finish | DeleteWorkload) -> None:
+    async def act(self, action: WorkloadAction) -> None:
         await self.queues.act(self.view, action, NOW)
 
     async def created(self) -> WorkloadView:
@@ -147,7 +155,10 @@ async def test_a_workload_is_seen_at_once_as_it_was_made_and_made_once(job: Job)
 
 async def test_what_kueue_evicts_is_released_and_keeps_its_place(job: Job) -> None:
     await job.created()
-    assert (await job.say(True, QuotaReserved=True, Admitted=True)).grants
+    admitted = await job.say(True, QuotaReserved=True, Admitted=True)
+    assert (admitted.grants, admitted.ready) == (True, False)
+    await job.act(ReadyWorkload(name="gpt-c1", uid=admitted.uid))
+    assert (await job.workloads())[0].ready
     evicted = await job.say(True, QuotaReserved=True, Admitted=True, Evicted=True)
     assert (evicted.reserved, evicted.grants, evicted.reason, evicted.message) == (True, False, "Preempted", "m")
     await job.act(ReleaseWorkload(name="gpt-c1", uid=evicted.uid))
@@ -156,6 +167,7 @@ async def test_what_kueue_evicts_is_released_and_keeps_its_place(job: Job) -> No
     assert "admission" not in (await job.read())["status"]
     assert await job.condition("Requeued") == ("True", "Preempted")
     assert await job.condition("Evicted") == ("True", "Preempted"), "Kueue takes it back when it admits it again"
+    assert await job.condition("PodsReady") == ("False", "WaitForStart")
     await job.act(ReleaseWorkload(name="gpt-c1", uid="another"))
 
 

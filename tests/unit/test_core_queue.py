@@ -20,6 +20,7 @@ from spottrain_operator.core.workloads import (
     FinishWorkload,
     Part,
     QueueView,
+    ReadyWorkload,
     ReleaseWorkload,
     Trouble,
     WorkloadView,
@@ -39,6 +40,7 @@ def workload(name: str, *, on_demand: int = 0, spot: int = 0, **changes: Any) ->
         "nodes": {OD: on_demand, SPOT: spot},
         "reserved": True,
         "admitted": True,
+        "ready": True,
     }
     return WorkloadView(**(fields | changes))
 
@@ -46,7 +48,7 @@ def workload(name: str, *, on_demand: int = 0, spot: int = 0, **changes: Any) ->
 # The scenes' job: two on-demand and two spot nodes, of which it needs two.
 MINIMUM = workload("min", on_demand=2)
 MORE = (workload("more-1", spot=1), workload("more-2", spot=1))
-WAITING: dict[str, Any] = {"reserved": False, "admitted": False}
+WAITING: dict[str, Any] = {"reserved": False, "admitted": False, "ready": False}
 PENDING: dict[str, Any] = WAITING | {
     "reason": "Pending",
     "message": "insufficient unused quota for gpu, 2 more needed",
@@ -68,7 +70,7 @@ def acts(scene: Scene, *kinds: type[Action]) -> list[Action]:
 
 
 def asked(scene: Scene) -> list[Action]:
-    return acts(scene, CreateWorkload, ReleaseWorkload, FinishWorkload, DeleteWorkload)
+    return acts(scene, CreateWorkload, ReadyWorkload, ReleaseWorkload, FinishWorkload, DeleteWorkload)
 
 
 def said(scene: Scene) -> tuple[str, str, str]:
@@ -213,6 +215,19 @@ def test_a_pod_that_terminates_holds_its_quota() -> None:
     scene = drained(queued(training_job(), MINIMUM, MORE[0], workload("more-2", spot=1, **EVICTED)))
     assert not asked(scene.pod(4, deleting=True))
     assert asked(scene.pod(4, deleting=True, phase="Succeeded"))
+
+
+def test_pods_are_reported_ready_those_of_the_minimum_once_they_train_and_all_once_all_are_up() -> None:
+    new = [replace(each, ready=False) for each in (MINIMUM, *MORE)]
+    starting = queued(waiting_job(num_pods=1), *new)
+    assert not acts(queued(waiting_job(num_pods=0), *new), ReadyWorkload)
+    assert acts(queued(training_job(), *new), ReadyWorkload) == [
+        ReadyWorkload(name=each.name, uid=each.uid) for each in new
+    ]
+    fewer = queued(training_job().pod(4, ready=False, ready_since=None), *new)
+    assert acts(fewer, ReadyWorkload) == [ReadyWorkload(name="min", uid="uid-min")]
+    assert not acts(queued(training_job(), MINIMUM, *MORE), ReadyWorkload), "it is said once"
+    assert not acts(starting, ReadyWorkload)
 
 
 NO_NODES: dict[str, Callable[[Scene], Scene]] = {

@@ -34,6 +34,7 @@ class WorkloadView:
         reserved: It holds quota, also while it is evicted, until that is cleared.
         admitted: Its nodes may run.
         evicted: Kueue wants its quota back.
+        ready: It was said that its pods are ready, since it was admitted.
         finished: It asks for nothing any more.
         reason, message: Why it is evicted, or isn't admitted, in Kueue's words. Empty: Kueue has not said it.
     """
@@ -47,6 +48,7 @@ class WorkloadView:
     reserved: bool = False
     admitted: bool = False
     evicted: bool = False
+    ready: bool = False
     finished: bool = False
     reason: str = ""
     message: str = ""
@@ -100,6 +102,14 @@ class ReleaseWorkload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyWorkload:
+    """Say that a Workload's pods are ready. With waitForPodsReady, Kueue takes its quota back otherwise."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishWorkload:
     """Say that a Workload needs its quota no more, and how its job has ended."""
 
@@ -117,4 +127,4 @@ class DeleteWorkload:
     uid: str
 
 
-WorkloadAction = CreateWorkload | ReleaseWorkload | FinishWorkload | DeleteWorkload
+WorkloadAction = CreateWorkload | ReadyWorkload | ReleaseWorkload | FinishWorkload | DeleteWorkload

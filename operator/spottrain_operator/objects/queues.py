@@ -12,6 +12,7 @@ from spottrain_operator.core.workloads import (
     DeleteWorkload,
     FinishWorkload,
     QueueView,
+    ReadyWorkload,
     ReleaseWorkload,
     Trouble,
     WorkloadAction,
@@ -26,6 +27,7 @@ from spottrain_operator.objects.workloads import (
     create_workload,
     finish_workload,
     release_workload,
+    report_ready,
     trimmed_workload,
     workload_view,
 )
@@ -78,6 +80,8 @@ class Queues:
         match action:
             case CreateWorkload():
                 await self._create(job, action)
+            case ReadyWorkload():
+                await report_ready(self._cluster, job, action.name, action.uid, now)
             case ReleaseWorkload():
                 await release_workload(self._cluster, job, action.name, action.uid, now)
             case FinishWorkload():

@@ -196,6 +196,7 @@ def workload_view(workload: Manifest) -> WorkloadView:
         reserved=_is_true(conditions, "QuotaReserved"),
         admitted=_is_true(conditions, "Admitted"),
         evicted=evicted,
+        ready=_is_true(conditions, "PodsReady"),
         finished=_is_true(conditions, "Finished"),
         reason=said.get("reason", ""),
         message=said.get("message", ""),
@@ -219,8 +220,16 @@ async def release_workload(cluster: Cluster, job: JobView, name: str, uid: str, 
         ("QuotaReserved", False, "Pending", message),
         ("Admitted", False, "NoReservation", "The workload has no reservation"),
         ("Requeued", reason in _REQUEUED, reason, message),
+        ("PodsReady", False, "WaitForStart", "The job waits for quota"),
     ]
     await _write_conditions(cluster, workload, changes, now, without=("admission",))
+
+
+async def report_ready(cluster: Cluster, job: JobView, name: str, uid: str, now: datetime) -> None:
+    """Say that a Workload's pods are ready."""
+    workload = await cluster.get(WORKLOADS, name, namespace=job.namespace)
+    if workload is not None and workload["metadata"]["uid"] == uid:
+        await _write_conditions(cluster, workload, [("PodsReady", True, "Started", "The job's pods are ready")], now)
 
 
 async def finish_workload(

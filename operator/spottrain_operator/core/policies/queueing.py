@@ -38,6 +38,7 @@ from spottrain_operator.core.workloads import (
     Nodes,
     Part,
     QueueView,
+    ReadyWorkload,
     ReleaseWorkload,
     WorkloadView,
 )
@@ -50,6 +51,7 @@ def ask_for_quota(situation: Situation, draft: Draft) -> Draft:
     if queue is not None:
         kept = _kept(situation, draft, queue)
         draft = _give_back(situation, draft, queue, kept)
+        draft = _report_ready(situation, draft, queue)
         if _asks(situation, draft, queue):
             draft = _ask(situation, draft, queue, kept)
     return _describe(situation, draft)
@@ -137,6 +139,17 @@ def _give_back(situation: Situation, draft: Draft, queue: QueueView, kept: list[
 
 def _fit(pods: Nodes, quota: Nodes) -> bool:
     return all(pods.get(each, 0) <= quota.get(each, 0) for each in CapacityType)
+
+
+def _report_ready(situation: Situation, draft: Draft, queue: QueueView) -> Draft:
+    """Say that pods are ready: those of nodes.min once they train, and all once all are up."""
+    workloads = granting(situation, queue)
+    up = Counter(f.pod.capacity_type for f in situation.pods.values() if f.pod.ready and f.usable)
+    all_up = _fit(total(workloads), up)
+    for each in workloads:
+        if not each.ready and (all_up or (each.part is Part.MINIMUM and draft.running is not None)):
+            draft = draft.act(ReadyWorkload(name=each.name, uid=each.uid))
+    return draft
 
 
 def _ask(situation: Situation, draft: Draft, queue: QueueView, kept: list[WorkloadView]) -> Draft:
