@@ -500,6 +500,56 @@ def epochs_loop(global_batch: int, num_samples: int) -> Loop:
     return Loop(train, plain, global_batch, global_batch)
 
 
+def train_pair(session: spottrain.Session, after_step: Callable[[], None]) -> Mapping[str, Any]:
+    """Two models, each spread by the job's strategy, with an optimizer each."""
+    encoder, head = map(session.spread, pair())
+    of_encoder, of_head = pair_optimizers(encoder, head)
+    attached: dict[str, Any] = {"encoder": encoder, "head": head, "of_encoder": of_encoder, "of_head": of_head}
+    run = session.attach(total=TOTAL, dataset=samples(), shuffle=False, **attached)
+    for inputs, targets in run.batches():
+        loss = step_pair(encoder, head, of_encoder, of_head, inputs, targets, run.weigh)
+        run.boundary(loss)
+        after_step()
+    whole = {name: run.full_state_dict(name) for name in ("encoder", "head")}
+    return {f"{name}.{key}": value for name, state in whole.items() for key, value in state.items()}
+
+
+def pair() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(31)
+    return nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.LayerNorm(5)), nn.Linear(5, WIDTH)
+
+
+def pair_optimizers(encoder: nn.Module, head: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    return torch.optim.Adam(encoder.parameters(), lr=0.02), torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+
+
+def step_pair(
+    encoder: nn.Module,
+    head: nn.Module,
+    of_encoder: torch.optim.Optimizer,
+    of_head: torch.optim.Optimizer,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    weigh: Weigh = lambda loss: loss,
+) -> torch.Tensor:
+    loss = functional.mse_loss(head(encoder(inputs)), targets)
+    for each in (of_encoder, of_head):
+        each.zero_grad()
+    torch.autograd.backward(weigh(loss))
+    for each in (of_encoder, of_head):
+        each.step()
+    return loss
+
+
+def plain_pair() -> Mapping[str, Any]:
+    encoder, head = pair()
+    optimizers = pair_optimizers(encoder, head)
+    for inputs, targets in batches(7):
+        step_pair(encoder, head, *optimizers, inputs, targets)
+    return plain_state(encoder=encoder, head=head)
+
+
+LOOPS["spread"] = Loop(train_pair, plain_pair, 7, 7)
 CURVES = 6
 
 

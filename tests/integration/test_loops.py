@@ -24,6 +24,7 @@ CASES = {
         *(f"contrastive: {engine}" for engine in ("ddp", "fsdp", "zero 1", "zero 3")),
         *("contrastive with idle ranks: ddp", "gan: ddp", "q learning: ddp", "actor and critic: ddp"),
         *("carried state: ddp", "epochs: ddp", "epochs with idle ranks: ddp", "closure: ddp"),
+        *("spread: ddp", "spread: fsdp"),
     ],
     (4, 2, 2): ["mesh: ddp"],
 }

@@ -190,6 +190,27 @@ def test_what_the_commit_lacks_or_the_script_is_refused_by_its_name(
     assert said in capsys.readouterr().err
 
 
+def two_loops(folder: Path, *, leave_after: int | None = None) -> list[tuple[str, int]]:
+    """Pre-training and fine-tuning in one run, of which a generation may be left in either."""
+    model, optimizer = linear()
+    seen: list[tuple[str, int]] = []
+    with spottrain.session(checkpoint_uri=f"file://{folder}") as session:
+        run = session.attach(total=4, model=model, optimizer=optimizer)
+        for name, stop in (("pretrain", 2), ("finetune", 4)):
+            while run.step < stop:
+                if run.step == leave_after:
+                    return seen
+                seen.append((name, run.step))
+                run.boundary()
+    return seen
+
+
+@pytest.mark.parametrize("leave_after", [1, 2, 3])
+def test_two_loops_one_after_the_other_are_one_run(leave_after: int, tmp_path: Path) -> None:
+    whole = [("pretrain", 0), ("pretrain", 1), ("finetune", 2), ("finetune", 3)]
+    assert two_loops(tmp_path, leave_after=leave_after) + two_loops(tmp_path) == whole
+
+
 def test_a_boundary_after_the_last_step_is_refused() -> None:
     with spottrain.session() as session:
         run = session.attach(total=1, counts=[])

@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from spottrain.engines.engine import EngineConfig, SpreadingEngine
 from spottrain_api.settings.choices import Strategy
+
+
+def spread_alone(strategy: str, config: EngineConfig, model: nn.Module) -> nn.Module:
+    """Spread a model whose owner has the loop. A collective.
+
+    Raises:
+        UserError: Some of its gradients would not be averaged there.
+    """
+    if strategy == Strategy.FSDP:
+        from spottrain.engines.fsdp import FsdpEngine
+
+        engine = FsdpEngine(config)
+        spread = engine.spread(model)
+        engine.check_all_sharded()
+        return spread
+    from spottrain.engines.ddp import DdpEngine
+
+    return DdpEngine(config).spread(model)
 
 
 def choose_engine(strategy: str, config: EngineConfig) -> SpreadingEngine:

@@ -94,6 +94,17 @@ class FsdpEngine(ShardedState, NativeEngine):
                 used.watch(parameter)
         self._gathered.watch(used)
 
+    def check_all_sharded(self) -> None:
+        """Raise UserError for a trained parameter that is whole on every rank: only `backward` averages it."""
+        whole = {each for each in self._whole if each.requires_grad}
+        for name, parameter in self._model.named_parameters():
+            if parameter in whole:
+                raise UserError(
+                    f"the parameter {name} (shape {list(parameter.shape)}, {parameter.dtype}) can't be sharded, so "
+                    "that its gradient would differ between ranks in a loop of the script's own. Give it a dimension "
+                    "and the type of the other weights, as in nn.Parameter(torch.ones(1)), or use the strategy ddp"
+                )
+
     def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         wrapped = super().wrap(model, optimizer)
         self._read()

@@ -28,13 +28,17 @@ class NativeEngine(NamedState, ABC):
             raise ValueError("precision fp16 needs the strategy deepspeed, which scales the loss; use bf16 or fp32")
         self._config = config
 
-    def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+    def spread(self, model: nn.Module) -> nn.Module:
         if self._config.precision is not torch.float32:
             weights_in_fp32(model)
         self._model = self._spread(model)
         share_parts(self._model, self._config.device)
         self._buffers = SharedBuffers(without_wrapper(self._model))
         self._buffers.share()
+        return self._model
+
+    def wrap(self, model: nn.Module, optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        self.spread(model)
         self._trained = TrainedParameters(without_wrapper(self._model))
         self._used = UsedParameters({each: name for name, each in without_wrapper(self._model).named_parameters()})
         self._watch(self._used)

@@ -22,7 +22,7 @@ from spottrain.data.script_order import OrderFunction
 from spottrain.data.streams.dataset import Streams
 from spottrain.engines.auto import applied
 from spottrain.engines.blocks import find_blocks, prepare_blocks
-from spottrain.engines.choice import choose_engine
+from spottrain.engines.choice import choose_engine, spread_alone
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.inside import inside
 from spottrain.engines.named_state import MODEL, OPTIMIZER
@@ -60,6 +60,7 @@ from spottrain.world.rank_context import RankContext
 from spottrain.world.stop_agreement import StopAgreement
 from spottrain_api.contract.configuration import TrainerConfig
 from spottrain_api.contract.reports import OutcomeKind
+from spottrain_api.settings.choices import Strategy
 
 logger = logging.getLogger(__name__)
 
@@ -217,16 +218,8 @@ class Session:
         optimizer = checked_optimizer(optimizer)
         check_scheduler_interval(scheduler_interval)
         with as_user_errors():
-            engine_config = EngineConfig(
-                device=self.device,
-                plan=self.batch_plan,
-                local_world_size=self.local_world_size,
-                precision=DTYPES[self.config.precision],
-                clip_grad_norm=clip_grad_norm,
-                wrap=wrap,
-                fsdp=self.config.fsdp,
-                deepspeed=self.config.deepspeed,
-                deepspeed_config=deepspeed_config,
+            engine_config = self._engine_config(
+                clip_grad_norm=clip_grad_norm, wrap=wrap, deepspeed_config=deepspeed_config
             )
             choice = choose_strategy(
                 model,
@@ -241,12 +234,7 @@ class Session:
                 engine_config = applied(choice, engine_config)
             engine_name = choice.strategy if choice is not None else self.config.strategy.value
             engine = choose_engine(engine_name, engine_config)
-            prepare_blocks(
-                model,
-                find_blocks(model, wrap),
-                compiled=self.config.compile,
-                checkpointed=self.config.activation_checkpointing,
-            )
+            self._prepare_blocks(model, wrap)
         spread, made_optimizer = engine.wrap(model, optimizer)
         slow = slower_than_needed(engine_config.precision, self.device)
         if slow is not None and self.rank == 0:
@@ -425,6 +413,55 @@ class Session:
             rank=self.rank,
             model_state=models.model_state,
             optimizers=found.optimizers.values(),
+        )
+
+    def spread(self, model: Model, *, wrap: Collection[type[nn.Module]] | None = None) -> Model:
+        """Spread a model by the job's strategy, for `attach`; as often as the script has models.
+
+        `ddp`, or `fsdp` with FSDP2; `auto` is `ddp`. The job's precision, compilation and activation checkpointing
+        apply, and gradients are averaged over the ranks in each backward pass. A collective: every rank calls it with
+        the same model, and makes its optimizer afterwards.
+
+        Args:
+            model: The whole model, on the CPU or on the session's device.
+            wrap: As for `prepare`.
+
+        Returns:
+            The model to call in forward, and to attach.
+
+        Raises:
+            UserError: The strategy is deepspeed, or it can't spread this model for a loop of the script's own.
+        """
+        check_model(model)
+        check_same_model(model)
+        if self.config.strategy == Strategy.DEEPSPEED:
+            raise UserError(
+                "session.spread is for ddp and fsdp: DeepSpeed steps the one optimizer of the one model itself. Set "
+                "the job's strategy to fsdp, or train by session.prepare"
+            )
+        with as_user_errors():
+            config = self._engine_config(wrap=wrap)
+            self._prepare_blocks(model, wrap)
+            return cast(Model, spread_alone(self.config.strategy, config, model))
+
+    def _engine_config(self, **how: Any) -> EngineConfig:
+        """The job's settings for an engine. `how` are further fields of EngineConfig."""
+        return EngineConfig(
+            device=self.device,
+            plan=self.batch_plan,
+            local_world_size=self.local_world_size,
+            precision=DTYPES[self.config.precision],
+            fsdp=self.config.fsdp,
+            deepspeed=self.config.deepspeed,
+            **how,
+        )
+
+    def _prepare_blocks(self, model: nn.Module, wrap: Collection[type[nn.Module]] | None) -> None:
+        prepare_blocks(
+            model,
+            find_blocks(model, wrap),
+            compiled=self.config.compile,
+            checkpointed=self.config.activation_checkpointing,
         )
 
     def _refuse_second(self) -> None:
