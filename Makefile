@@ -45,6 +45,9 @@ kueue: $(STAMP) ## Build Kueue for the tests of queues into the cache, once. Tak
 prometheus: $(STAMP) ## Fetch Prometheus and promtool for the tests into the cache, once, if they are not on the PATH.
 	$(BIN)/python tests/prometheus_binaries.py
 
+azurite: $(STAMP) ## Install Azurite for the tests of az:// into the cache with npm, once.
+	$(BIN)/python tests/azurite_server.py
+
 demo: binaries ## Train a GPT on a local cluster, preempt its nodes, and write demo-out/report.html.
 	MPLCONFIGDIR="$(CURDIR)/$(VENV)/matplotlib" $(BIN)/python -m demo --out demo-out
 
@@ -76,11 +79,11 @@ unit: $(STAMP) ## Run the unit tests. Fetches or builds Helm for them, once.
 
 # Where HEAD left main: what differs from it is what a change touches.
 SINCE ?= origin/main
-check: $(STAMP) all-binaries ## Before a commit: style, types, unit tests, and the tests that the change touches (SINCE=origin/main).
+check: $(STAMP) all-binaries azurite ## Before a commit: style, types, unit tests, and the tests that the change touches (SINCE=origin/main).
 	touched="$$($(BIN)/python tests/touched.py --since $(SINCE))" && \
 		$(MAKE) --no-print-directory --jobs=2 lint run-tests TESTS="tests/unit $$touched"
 
-test: $(STAMP) all-binaries prometheus ## The gate: check style, types and docs, and run all tests.
+test: $(STAMP) all-binaries prometheus azurite ## The gate: check style, types and docs, and run all tests.
 	$(MAKE) --no-print-directory --jobs=3 lint-and-docs run-tests
 
 # What these print stays together, and the tests' progress shows meanwhile.
@@ -95,10 +98,10 @@ run-tests: $(STAMP)
 # What these draw differs each time. SPOTTRAIN_SEED, which they print, repeats it.
 coverage test-nightly rehearse kill-points: export SPOTTRAIN_SEED ?= random
 
-coverage: $(STAMP) all-binaries prometheus ## Run the tests of `make test`, and show what none of them reaches.
+coverage: $(STAMP) all-binaries prometheus azurite ## Run the tests of `make test`, and show what none of them reaches.
 	$(PYTEST) -m 'not nightly' --cov
 
-test-nightly: $(STAMP) all-binaries kueue ## Run the tests that `make test` leaves out: long ones, and further variants.
+test-nightly: $(STAMP) all-binaries kueue azurite ## Run the tests that `make test` leaves out: long ones, and further variants.
 	$(PYTEST) -m nightly
 
 test-containers: $(STAMP) all-binaries ## Run the tests of `local up --runtime podman`. They need root and podman, and fail without.
@@ -176,7 +179,7 @@ bench-recovery: binaries ## Benchmark: recovery, compared with plain elastic tor
 rehearse: binaries ## Preempt 1 to 3 of 6 nodes at random, twenty times. Fails if a step is repeated.
 	SPOTTRAIN_PREEMPTIONS=20 $(BIN)/python -m pytest -s --timeout=1800 tests/e2e/test_preemptions.py
 
-kill-points: $(STAMP) ## SIGKILL at every store operation, damage to every object, 1,000 rounds of rivals; on each store.
+kill-points: $(STAMP) azurite ## SIGKILL at every store operation, damage to every object, 1,000 rounds of rivals; on each store.
 	SPOTTRAIN_KILL_POINTS=all $(BIN)/python -m pytest -s -n0 --timeout=900 tests/integration/test_checkpoint_kills.py \
 		tests/integration/test_checkpoint_damage.py tests/integration/test_checkpoint_rivals.py
 

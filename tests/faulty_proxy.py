@@ -18,12 +18,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-# Name of a fault -> the status, and the code as S3 has it in XML.
+# Name of a fault -> the status, and the code as S3 has it.
 ANSWERS = {
     "throttles": (503, "SlowDown"),
     "denies": (403, "AccessDenied"),
     "vanishes": (404, "NoSuchBucket"),
     "full": (507, "XMinioStorageFull"),
+    # Azure's alone.
+    "retains": (409, "BlobImmutableDueToPolicy"),
+}
+# The codes of Azure for the same.
+OF_AZURE = {
+    "SlowDown": "ServerBusy",
+    "AccessDenied": "AuthorizationPermissionMismatch",
+    "NoSuchBucket": "ContainerNotFound",
 }
 CONTROL = "/-/fault/"
 # Ways of servers that speak S3's protocol in part. They concern requests of one kind, and others are forwarded.
@@ -138,8 +146,13 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _refuse(self, status: int, code: str, message: str = "played by a test") -> None:
+        xml = "<Error><Code>{}</Code><Message>{}</Message></Error>"
         if "x-amz-date" in self.headers:
-            self._send(status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode())
+            self._send(status, xml.format(code, message).encode())
+        elif "x-ms-version" in self.headers:
+            code = OF_AZURE.get(code, code)
+            headers = [("Content-Type", "application/xml"), ("x-ms-error-code", code)]
+            self._send(status, xml.format(code, message).encode(), headers)
         else:
             self._send(status, json.dumps({"error": {"code": status, "message": message}}).encode())
 

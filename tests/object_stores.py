@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -21,11 +22,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from benchmarks.ports import free_ports
 
+from azurite_server import ACCOUNT, ACCOUNTS, KEY, azurite_command
+
 # conftest.py loads this for all tests, and torch and boto3 take seconds to import.
 if TYPE_CHECKING:
     from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 KEYS = {"writer": ("writer", "writer-secret"), "reader": ("reader", "reader-secret")}
+# What a process needs in its environment to get at each store.
+CREDENTIALS: dict[str, dict[str, str]] = {
+    "s3": dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), KEYS["writer"], strict=True)),
+    "gs": {},
+    "az": {"AZURE_STORAGE_ACCOUNT": ACCOUNT, "AZURE_STORAGE_KEY": KEY},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,17 +175,48 @@ def gs_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
         yield store
 
 
+@pytest.fixture(scope="session")
+def az_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """Azurite, which checks keys, etags and leases as Azure does."""
+    from azure.core.credentials import AzureNamedKeyCredential
+    from azure.storage.blob import BlobServiceClient
+
+    (port,) = free_ports(1)
+    endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
+    client = BlobServiceClient(endpoint, credential=AzureNamedKeyCredential(ACCOUNT, KEY), retry_total=0)
+    with server(azurite_command(port), tmp_path_factory.mktemp("azurite") / "log", ACCOUNTS):
+        store = ObjectStore(endpoint_url=endpoint, client=client, create_bucket=client.create_container)
+        wait_until_it_works(store.new_bucket)
+        yield store
+
+
 @pytest.fixture
 def s3_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Credentials that may write, where boto3 looks for them."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS["writer"][0])
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS["writer"][1])
+    for name, value in CREDENTIALS["s3"].items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def az_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of the account, where its users look for it."""
+    for name, value in CREDENTIALS["az"].items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def gs_credentials() -> None:
+    """None: fake-gcs-server asks for no credentials."""
 
 
 @contextmanager
-def server(command: list[str], log: Path) -> Iterator[None]:
-    """Run a server while the block runs."""
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+def server(command: list[str], log: Path, environment: dict[str, str] | None = None) -> Iterator[None]:
+    """Run a server while the block runs, with `environment` beside that of this process."""
+    variables = os.environ | (environment or {})
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, env=variables) as process,
+    ):
         try:
             yield
         finally:
@@ -223,16 +263,13 @@ class JobStore:
         return open_storage(self.uri, endpoint_url=self.endpoint_url)
 
 
-@pytest.fixture(params=["s3", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("file", "gs"))])
+@pytest.fixture(params=["s3", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("file", "gs", "az"))])
 def job_store(request: pytest.FixtureRequest, tmp_path: Path) -> JobStore:
     """One on each of the stores."""
     kind = request.param
     if kind == "file":
         return JobStore(kind=kind, uri=f"file://{tmp_path}/checkpoints", is_folder=True)
     server: ObjectStore = request.getfixturevalue(f"{kind}_store")
-    environment = {}
-    if kind == "s3":
-        request.getfixturevalue("s3_credentials")
-        environment = dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), KEYS["writer"], strict=True))
+    request.getfixturevalue(f"{kind}_credentials")
     uri = f"{kind}://{server.new_bucket()}/job"
-    return JobStore(kind=kind, uri=uri, endpoint_url=server.endpoint_url, environment=environment)
+    return JobStore(kind=kind, uri=uri, endpoint_url=server.endpoint_url, environment=CREDENTIALS[kind])

@@ -34,7 +34,8 @@ _DROPPED = "dropped by the job in the meantime"
 
 uri_argument = click.argument("uri")
 endpoint_option = click.option(
-    "--endpoint-url", help="Address of an S3- or GCS-compatible server. Default: the cloud's own."
+    "--endpoint-url",
+    help="Address of an S3- or GCS-compatible server, or of Azure's storage account. Default: the cloud's own.",
 )
 step_option = click.option("--step", type=int, help="Step of the commit. Default: the newest one.")
 
@@ -43,7 +44,7 @@ step_option = click.option("--step", type=int, help="Step of the commit. Default
 def checkpoints() -> None:
     """List, show, verify and export the commits of a job, and try its store.
 
-    Commits are at a URI that starts with file://, s3:// or gs://.
+    Commits are at a URI that starts with file://, s3://, gs:// or az://.
     """
 
 

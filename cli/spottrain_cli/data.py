@@ -30,7 +30,8 @@ dtype_option = click.option(
     "--dtype", default="uint16", show_default=True, help="Of tokens in raw files: their type."
 )
 endpoint_option = click.option(
-    "--endpoint-url", help="Address of an S3- or GCS-compatible server. Default: the cloud's own."
+    "--endpoint-url",
+    help="Address of an S3- or GCS-compatible server, or of Azure's storage account. Default: the cloud's own.",
 )
 
 

@@ -28,6 +28,14 @@ IN_A_JOB: Mapping[str, str] = {
     "AWS_MAX_ATTEMPTS": "How often a request to S3 is tried. Default: 6.",
     "AWS_METADATA_SERVICE_TIMEOUT": "Seconds to wait for an answer of EC2's metadata server. Default: 5.",
     "AWS_METADATA_SERVICE_NUM_ATTEMPTS": "How often a request to EC2's metadata server is tried. Default: 3.",
+    "AZURE_STORAGE_ACCOUNT": "Name of Azure's storage account for `az://`. `spec.checkpoint.endpointURL` takes "
+    "precedence. Default: that of AZURE_STORAGE_CONNECTION_STRING.",
+    "AZURE_STORAGE_KEY": "Key of the storage account. Default: that of AZURE_STORAGE_CONNECTION_STRING, then "
+    "AZURE_STORAGE_SAS_TOKEN, then the pod's identity.",
+    "AZURE_STORAGE_SAS_TOKEN": "Shared access signature for the container or the account. Default: that of "
+    "AZURE_STORAGE_CONNECTION_STRING, then the pod's identity.",
+    "AZURE_STORAGE_CONNECTION_STRING": "Address and key, or signature, of the storage account in one. The other "
+    "variables take precedence.",
     "STORAGE_EMULATOR_HOST": "Address of a server that speaks Google Cloud Storage's protocol. Default: Google's.",
 }
 # Set by the operator in every trainer pod, read by the agent.

@@ -168,6 +168,8 @@ def test_an_amount_that_is_neither_is_refused_with_a_sentence(amount: Any, shown
     [
         ("s3://bucket", True),
         ("gs://bucket/runs/a", True),
+        ("az://container/runs/a", True),
+        ("az:///runs", False),
         ("file:///folder", True),
         ("gs:///runs", False),
         ("ftp://host/x", False),

@@ -27,7 +27,7 @@ ROUNDS = 20
 WRITERS = 8
 
 
-@pytest.fixture(params=["memory", "file", "s3", pytest.param("moto", marks=pytest.mark.nightly), "gs"])
+@pytest.fixture(params=["memory", "file", "s3", pytest.param("moto", marks=pytest.mark.nightly), "gs", "az"])
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """A function that opens the same store again, as several processes would.
 
@@ -38,10 +38,10 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
         return lambda: memory
     if request.param == "file":
         return lambda: open_storage(f"file://{tmp_path}/store")
-    if request.param != "gs":
-        request.getfixturevalue("s3_credentials")
+    scheme = "s3" if request.param == "moto" else request.param
+    request.getfixturevalue(f"{scheme}_credentials")
     store = request.getfixturevalue(f"{request.param}_store")
-    uri = f"{'gs' if request.param == 'gs' else 's3'}://{store.new_bucket()}/some/prefix"
+    uri = f"{scheme}://{store.new_bucket()}/some/prefix"
     return lambda: open_storage(uri, endpoint_url=store.endpoint_url)
 
 
@@ -146,8 +146,19 @@ def test_list_is_sorted_and_by_prefix_of_the_key(storage: CheckpointStorage) -> 
     assert list(storage.list("nothing/")) == []
 
 
-def test_list_pages_through_many_objects(storage: CheckpointStorage) -> None:
-    keys = [f"many/{index:05d}" for index in range(1100)]
+# Pages of Azure's have 5,000 objects, those of the others 1,000.
+@pytest.mark.parametrize(
+    ("reopen", "number"),
+    [
+        *(pytest.param(store, 1100, id=store) for store in ("memory", "file", "s3", "gs")),
+        pytest.param("moto", 1100, id="moto", marks=pytest.mark.nightly),
+        pytest.param("az", 5100, id="az", marks=pytest.mark.nightly),
+    ],
+    indirect=["reopen"],
+)
+def test_list_pages_through_many_objects(reopen: Open, number: int) -> None:
+    storage = reopen()
+    keys = [f"many/{index:05d}" for index in range(number)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda key: storage.put(key, b""), keys))
     assert [key for key, _ in storage.list("many/")] == keys

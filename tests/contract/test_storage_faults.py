@@ -21,7 +21,8 @@ from spottrain.checkpoint.errors import (
     StoreUnfit,
 )
 from spottrain.checkpoint.store_trial import try_store
-from spottrain.checkpoint.stores import gcs_storage
+from spottrain.checkpoint.stores import azure_storage, gcs_storage
+from spottrain.checkpoint.stores.azure_storage import AzureStorage
 from spottrain.checkpoint.stores.gcs_storage import GcsStorage
 from spottrain.checkpoint.stores.s3_storage import S3Storage
 from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, CheckpointStorage
@@ -41,14 +42,15 @@ class Bucket:
         where = {"bucket": self.name, "prefix": "p", "endpoint_url": self.proxy.url}
         if self.kind == "s3":
             return S3Storage(**where, max_attempts=None if patient else 2, answer_seconds=answer_seconds)
+        if self.kind == "az":
+            return AzureStorage(**where, retries=5 if patient else 1, answer_seconds=answer_seconds)
         return GcsStorage(**where, retry_seconds=60.0 if patient else 1.5, answer_seconds=answer_seconds)
 
 
-@pytest.fixture(params=["s3", "gs"])
+@pytest.fixture(params=["s3", "gs", "az"])
 def bucket(request: pytest.FixtureRequest) -> Iterator[Bucket]:
     """A bucket behind a proxy."""
-    if request.param == "s3":
-        request.getfixturevalue("s3_credentials")
+    request.getfixturevalue(f"{request.param}_credentials")
     server: ObjectStore = request.getfixturevalue(f"{request.param}_store")
     with faulty_proxy(server.endpoint_url) as proxy:
         yield Bucket(kind=request.param, name=server.new_bucket(), proxy=proxy)
@@ -80,10 +82,10 @@ LASTING: dict[str, tuple[type[StorageError], str]] = {
 }
 
 
-# Google's store is never full.
+# The stores of Google and of Azure are never full.
 @pytest.mark.parametrize(
     ("bucket", "fault"),
-    [(store, fault) for fault in LASTING for store in ("s3", "gs") if (store, fault) != ("gs", "full")],
+    [(store, fault) for fault in LASTING for store in ("s3", "gs", "az") if store == "s3" or fault != "full"],
     indirect=["bucket"],
 )
 def test_a_lasting_fault_becomes_a_sentence_whatever_was_asked(store: Store, fault: str) -> None:
@@ -118,9 +120,10 @@ def test_a_connection_that_hangs_is_left_for_another_one(bucket: Bucket) -> None
     assert len(storage.get("k")[0]) == 17 << 20
 
 
-@pytest.mark.parametrize("bucket", ["gs"], indirect=True)
+@pytest.mark.parametrize("bucket", ["gs", "az"], indirect=True)
 def test_an_upload_that_takes_long_but_never_stalls_succeeds(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gcs_storage, "_CONNECT_SECONDS", DAWDLE_SECONDS / 2)
+    for module in (gcs_storage, azure_storage):
+        monkeypatch.setattr(module, "_CONNECT_SECONDS", DAWDLE_SECONDS / 2)
     bucket.proxy.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
     storage, data = bucket.open(patient=False), bytes(range(256)) * (1 << 18)
     bucket.proxy.play("dawdles")

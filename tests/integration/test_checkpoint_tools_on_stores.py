@@ -66,19 +66,17 @@ def test_the_tools_on_each_store(job_store: JobStore, tmp_path: Path) -> None:
 
 
 def test_mistakes_on_each_store_get_sentences(job_store: JobStore, tmp_path: Path) -> None:
-    elsewhere = {
-        "file": f"file://{tmp_path}/nowhere",
-        "s3": "s3://no-such-bucket/job",
-        "gs": "gs://no-such-bucket/job",
-    }
-    sentences = {"file": "There is no folder", "s3": "does not exist: create it", "gs": "does not exist: create it"}
+    missing_uri = f"{job_store.kind}://no-such-bucket/job"
+    sentence = "does not exist: create it"
+    if job_store.is_folder:
+        missing_uri, sentence = f"file://{tmp_path}/nowhere", "There is no folder"
     job_store.open()
     for command in ("ls", "show", "verify", "export"):
         more = [str(tmp_path / "out.safetensors")] if command == "export" else []
         empty = run(job_store, command, *more)
         assert f"There is no commit at {job_store.uri}. Is it the job's checkpoint.uri?" in empty.output
-        missing = run(job_store, command, *more, uri=elsewhere[job_store.kind])
-        assert sentences[job_store.kind] in missing.output
+        missing = run(job_store, command, *more, uri=missing_uri)
+        assert sentence in missing.output
         assert (empty.exit_code, missing.exit_code) == (1, 1)
         assert "Traceback" not in empty.output + missing.output
 

@@ -174,6 +174,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "checkpoint.uri: unknown scheme or no bucket; use s3://bucket/prefix",
     ),
     (
+        "uri-without-an-account",
+        {"checkpoint": {"uri": "az://container/run"}},
+        "checkpoint.endpointURL: az:// needs the address of the storage account",
+    ),
+    (
         "uri-query",
         {"checkpoint": {"uri": "s3://bucket/run?lr=1"}},
         "checkpoint.uri: contains ? or #, which can't be part of a folder's name",

@@ -52,6 +52,7 @@ ends = [CliRunner().invoke(main, line) for line in map(json.loads, sys.argv[1:])
 print(json.dumps([(end.exit_code, end.stdout, end.stderr) for end in ends]))
 """
 CLIENTS = [("s3://bucket/run", "boto3", "s3"), ("gs://bucket/run", "google-cloud-storage", "gcs")]
+CLIENTS += [("az://bucket/run", "azure-storage-blob", "azure")]
 
 
 def run(

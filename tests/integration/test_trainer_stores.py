@@ -15,7 +15,7 @@ import pytest
 
 from cluster_fixtures import wait_for
 from faulty_proxy import FaultyProxy, faulty_proxy
-from object_stores import KEYS, ObjectStore
+from object_stores import CREDENTIALS, ObjectStore
 from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.format.head import HEAD_KEY
 from spottrain.data.audit import read_audit
@@ -32,14 +32,12 @@ def run(tmp_path: Path, fork: Any) -> Run:
     return Run(tmp_path, fork, interval="1steps", step_seconds=0.02)
 
 
-@pytest.fixture(params=["s3", "gs"])
+@pytest.fixture(params=["s3", "gs", pytest.param("az", marks=pytest.mark.nightly)])
 def proxy(request: pytest.FixtureRequest, run: Run) -> Iterator[FaultyProxy]:
     """A proxy between the ranks and their store."""
     store: ObjectStore = request.getfixturevalue(f"{request.param}_store")
-    if request.param == "s3":
-        request.getfixturevalue("s3_credentials")
-        run.environment = dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), KEYS["writer"], strict=True))
-        run.environment["AWS_MAX_ATTEMPTS"] = "2"
+    request.getfixturevalue(f"{request.param}_credentials")
+    run.environment = CREDENTIALS[request.param] | {"AWS_MAX_ATTEMPTS": "2"}
     with faulty_proxy(store.endpoint_url) as proxy:
         run.uri, run.endpoint_url = f"{request.param}://{store.new_bucket()}/job", proxy.url
         yield proxy
@@ -110,7 +108,7 @@ SENTENCES = {
     "full": (FailureReason.CHECKPOINT_STORAGE_FULL, "the store is full. Free space, or lower checkpoint.keep"),
     "throttles": (FailureReason.CHECKPOINT_STORAGE_UNAVAILABLE, "failed, after retries"),
 }
-PLAYED = {"s3": ("vanishes", "full", "throttles"), "gs": ("denies",)}
+PLAYED = {"s3": ("vanishes", "full", "throttles"), "gs": ("denies",), "az": ("denies",)}
 
 
 def test_training_survives_what_befalls_a_bucket(run: Run, proxy: FaultyProxy) -> None:

@@ -97,6 +97,16 @@ PAIRS = {
         job("gs://bucket/run", endpoint="http://m"),
         True,
     ),
+    "two accounts of Azure": (
+        job("az://bucket/run", endpoint="https://a.blob.core.windows.net"),
+        job("az://bucket/run", AZURE_STORAGE_ACCOUNT="b"),
+        False,
+    ),
+    "an account of Azure in env": (
+        job("az://bucket/run", endpoint="https://a.blob.core.windows.net/"),
+        job("az://bucket/run", AZURE_STORAGE_ACCOUNT="a"),
+        True,
+    ),
     "volumes matter to files alone": (job(URI, EMPTY), job(URI, EMPTY), True),
     "files without volumes": (job(FILE), job(f"{FILE}/"), True),
     "files of another namespace": (job(FILE), job(FILE, namespace="other"), False),

@@ -59,7 +59,9 @@ class CheckpointConfig(Resource):
             alias="endpointURL",
             max_length=1024,
             description="Address of an object store other than the cloud's own, as http://host:port or "
-            "https://host:port. Default: the cloud's.",
+            "https://host:port. For az://, the address of the storage account, such as "
+            "https://account.blob.core.windows.net. Default: the cloud's, or the account of AZURE_STORAGE_ACCOUNT or "
+            "AZURE_STORAGE_CONNECTION_STRING in env.",
         ),
     ] = None
     encryption: Annotated[
@@ -68,7 +70,8 @@ class CheckpointConfig(Resource):
             min_length=1,
             max_length=2048,
             description="How each write asks the store to encrypt, if a policy of the bucket demands that: AES256 or "
-            "the ARN of a KMS key on s3://, the resource name of a Cloud KMS key on gs://. "
+            "the ARN of a KMS key on s3://, the resource name of a Cloud KMS key on gs://, the name of an encryption "
+            "scope on az://. "
             "Default: as the bucket is set up.",
         ),
     ] = None

@@ -16,9 +16,9 @@ class Checkpoint(CheckpointConfig):
 
     cel_rules = (
         (
-            "self.uri.matches('^((s3|gs)://[^/]+.*|file:///.+)$')",
-            "checkpoint.uri: unknown scheme or no bucket; use s3://bucket/prefix, gs://bucket/prefix or "
-            "file:///absolute/path",
+            "self.uri.matches('^((s3|gs|az)://[^/]+.*|file:///.+)$')",
+            "checkpoint.uri: unknown scheme or no bucket; use s3://bucket/prefix, gs://bucket/prefix, "
+            "az://container/prefix or file:///absolute/path",
         ),
         (
             "self.uri.matches('^[^?#]*$')",
@@ -29,9 +29,10 @@ class Checkpoint(CheckpointConfig):
             "checkpoint.endpointURL: not an HTTP address; write http://host:port or https://host:port",
         ),
         (
-            "!has(self.encryption) || (self.uri.startsWith('s3://') || self.uri.startsWith('gs://') && "
+            "!has(self.encryption) || (self.uri.startsWith('s3://') || !self.uri.startsWith('file://') && "
             "self.encryption != 'AES256')",
-            "checkpoint.encryption: write AES256 or a KMS key for s3://, a Cloud KMS key for gs://, nothing for file://",
+            "checkpoint.encryption: write AES256 or a KMS key for s3://, a Cloud KMS key for gs://, an encryption "
+            "scope for az://, nothing for file://",
         ),
         (
             f"self.interval.matches('{INTERVAL_PATTERN}')",
@@ -48,8 +49,9 @@ class Checkpoint(CheckpointConfig):
         Field(
             min_length=1,
             max_length=1024,
-            description="Folder of the commits: s3://bucket/prefix, gs://bucket/prefix or file:///absolute/path on a "
-            "volume that all pods share. A job resumes from the newest commit that it finds there. If another "
-            "unfinished job of the namespace writes there, this one waits. Can't change while the job exists.",
+            description="Folder of the commits: s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, or "
+            "file:///absolute/path on a volume that all pods share. A job resumes from the newest commit that it "
+            "finds there. If another unfinished job of the namespace writes there, this one waits. Can't change "
+            "while the job exists.",
         ),
     ]

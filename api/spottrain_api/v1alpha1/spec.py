@@ -168,6 +168,12 @@ class TrainingJobSpec(TrainingSettings, RunSettings):
             "another checkpoint.uri",
         ),
         (
+            "!self.checkpoint.uri.startsWith('az://') || has(self.checkpoint.endpointURL) || has(self.env) && "
+            "self.env.exists(v, v.name in ['AZURE_STORAGE_ACCOUNT', 'AZURE_STORAGE_CONNECTION_STRING'])",
+            "checkpoint.endpointURL: az:// needs the address of the storage account, such as "
+            "https://account.blob.core.windows.net; write it, or set AZURE_STORAGE_ACCOUNT in env",
+        ),
+        (
             "type(self.capacity.onDemand.min) == string && self.capacity.onDemand.min.endsWith('%') || "
             "int(self.capacity.onDemand.min) <= self.nodes.max",
             "capacity.onDemand.min is larger than nodes.max; lower the on-demand floor or raise nodes.max",

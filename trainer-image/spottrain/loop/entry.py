@@ -54,7 +54,7 @@ def session(
         precision: "fp32", "bf16" or, under DeepSpeed, "fp16".
         activation_checkpointing: Recompute the activations of the model's blocks in backward, to save memory.
         compile: Run the model's blocks through torch.compile.
-        checkpoint_uri: Folder of the commits: file://, s3:// or gs://. None: nothing is saved.
+        checkpoint_uri: Folder of the commits: file://, s3://, gs:// or az://. None: nothing is saved.
         checkpoint_interval: "auto", or a number with its unit: "50steps", "30s", "5m".
         stability: What to do about steps that would spoil the model. None: steps are not checked.
 

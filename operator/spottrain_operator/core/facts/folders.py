@@ -40,7 +40,9 @@ def _endpoint(job: JobView, scheme: str) -> str:
     It is the same for all jobs that name none. What a ConfigMap, a Secret or the image says is not known.
     """
     env = {variable.name: variable.value for variable in job.spec.env}
-    addresses = (job.spec.checkpoint.endpoint_url, *(env.get(name) for name in ENDPOINTS.get(scheme, ())))
+    addresses = [job.spec.checkpoint.endpoint_url, *(env.get(name) for name in ENDPOINTS.get(scheme, ()))]
+    if scheme == "az" and (account := env.get("AZURE_STORAGE_ACCOUNT")):
+        addresses.append(f"https://{account}.blob.core.windows.net")
     address = next((each for each in addresses if each), "")
     protocol, host, path = _split(address)
     return f"{protocol}://{host.lower()}{path.rstrip('/')}"

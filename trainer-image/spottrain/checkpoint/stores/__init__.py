@@ -1,1 +1,1 @@
-"""The stores that hold checkpoints: files, S3 and GCS, behind one protocol."""
+"""The stores that hold checkpoints: files, S3, GCS and Azure, behind one protocol."""

@@ -26,7 +26,6 @@ from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, Tra
 from google.cloud.storage import Blob, Client
 from google.cloud.storage.exceptions import DataCorruption
 from google.cloud.storage.retry import DEFAULT_RETRY
-from requests.adapters import BaseAdapter
 
 from spottrain.checkpoint.errors import (
     CredentialsMissing,
@@ -37,6 +36,7 @@ from spottrain.checkpoint.errors import (
     StorageMissing,
     StorageUnavailable,
 )
+from spottrain.checkpoint.stores.request_pieces import send_in_pieces
 from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, Buffer
 from spottrain.checkpoint.stores.upload_body import UploadBody
 from spottrain_runtime.wording import one_line
@@ -96,9 +96,7 @@ class GcsStorage:
                     f"No credentials for {self._name}: give the job's service account access by workload identity, "
                     "or set GOOGLE_APPLICATION_CREDENTIALS."
                 ) from error
-        session = client._http
-        for scheme in list(session.adapters):
-            session.mount(scheme, _InPieces(session.get_adapter(scheme)))
+        send_in_pieces(client._http)
         self._client = client
         self._bucket = client.bucket(bucket)
 
@@ -227,23 +225,3 @@ class GcsStorage:
                 "checkpoint.uri in a new job."
             )
         return ObjectNotFound(key)
-
-
-class _InPieces(BaseAdapter):
-    """Sends bodies in pieces, by an adapter of requests.
-
-    The connect timeout holds for each piece. Sent at once, the whole body would have to be taken within it.
-    """
-
-    def __init__(self, adapter: BaseAdapter) -> None:
-        super().__init__()
-        self._adapter = adapter
-
-    def send(self, request: Any, **options: Any) -> requests.Response:  # type: ignore[override]
-        if isinstance(request.body, bytes | memoryview):
-            request = request.copy()  # the original may be sent again
-            request.body = UploadBody(memoryview(request.body))
-        return self._adapter.send(request, **options)
-
-    def close(self) -> None:
-        self._adapter.close()

@@ -10,8 +10,8 @@ from urllib.parse import SplitResult, urlsplit
 from spottrain.checkpoint.errors import StorageDenied
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 
-SCHEMES = ("file", "s3", "gs")
-# What any server accepts. Amazon and Google are stricter, each in its own way.
+SCHEMES = ("file", "s3", "gs", "az")
+# What any server accepts. The clouds are stricter, each in its own way.
 _BUCKET = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 # S3 also has access points. Their names are ARNs, which may contain a slash.
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/access-points-naming.html
@@ -24,9 +24,11 @@ def open_storage(
     """Open the store that a checkpoint URI names.
 
     Args:
-        uri: file:///folder, s3://bucket/prefix or gs://bucket/prefix.
-        endpoint_url: Address of an S3-compatible or GCS-compatible server. None: the cloud's own.
-        encryption: AES256 or a KMS key, for writes to a bucket that demands it. A folder has none.
+        uri: file:///folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix.
+        endpoint_url: Address of an S3-compatible or GCS-compatible server, or of Azure's storage account. None: the
+            cloud's own, or the account that the environment names.
+        encryption: AES256, a KMS key or an encryption scope, for writes to a bucket that demands it. A folder has
+            none.
         create_folder: Create a folder that doesn't exist. Without it, such a folder is StorageMissing, as a bucket
             is.
 
@@ -60,6 +62,11 @@ def open_storage(
             from spottrain.checkpoint.stores.s3_storage import S3Storage
 
             return S3Storage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url, encryption=encryption)
+    if parts.scheme == "az":
+        with _client("azure-storage-blob", uri=uri, extra="azure"):
+            from spottrain.checkpoint.stores.azure_storage import AzureStorage
+
+            return AzureStorage(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url, encryption_scope=encryption)
     with _client("google-cloud-storage", uri=uri, extra="gcs"):
         from spottrain.checkpoint.stores.gcs_storage import GcsStorage
 

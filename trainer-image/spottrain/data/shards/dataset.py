@@ -50,7 +50,7 @@ class Shards:
         """Read the index.
 
         Args:
-            uri: The shards, such as s3://bucket/corpus/*.tar; also gs://, file:// and https://.
+            uri: The shards, such as s3://bucket/corpus/*.tar; also gs://, az://, file:// and https://.
             format: "tar" (WebDataset), "jsonl", "mds", "parquet", "arrow", or an object of
                 `spottrain.data.shards.formats`, such as `Tokens(context=1024)`.
             cache: Folder for shards on this node, shared by its ranks and workers.
@@ -60,7 +60,8 @@ class Shards:
                 no two nodes read the same shards.
             max_undecodable: How many samples a node may leave out because they can't be decoded. In place of such a
                 sample, all world sizes read the next one of its shard that can be, and after the last one the first.
-            endpoint_url: Address of an S3- or GCS-compatible server. None: AWS_ENDPOINT_URL, or the cloud's own.
+            endpoint_url: Address of an S3- or GCS-compatible server, or of Azure's storage account. None:
+                AWS_ENDPOINT_URL, AZURE_STORAGE_ACCOUNT, or the cloud's own.
 
         Raises:
             ValueError: The arguments or the index can't be used.

@@ -28,7 +28,8 @@ class ShardPlace:
     Attributes:
         folder: URI of the folder, without a slash at its end.
         pattern: Names of the shards in it, with * and ?.
-        endpoint_url: Address of an S3- or GCS-compatible server. None: the cloud's own.
+        endpoint_url: Address of an S3- or GCS-compatible server, or of Azure's storage account. None: the cloud's
+            own.
     """
 
     folder: str
@@ -42,7 +43,7 @@ class ShardPlace:
         if "://" not in uri or not folder.partition("://")[2].strip("/") or not pattern:
             raise ValueError(
                 f"{uri!r} names no shards; write the folder and the names of the shards, as in "
-                "s3://bucket/corpus/*.tar, gs://, file:///folder/*.bin or https://"
+                "s3://bucket/corpus/*.tar, gs://, az://, file:///folder/*.bin or https://"
             )
         if any(each in folder for each in "*?["):
             raise ValueError(f"{uri!r} has * or ? in the name of a folder; the shards of an index lie in one folder")
