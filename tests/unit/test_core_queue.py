@@ -249,6 +249,16 @@ def test_a_job_that_wants_no_nodes_holds_no_quota(change: Callable[[Scene], Scen
     assert not asked(change(new_job())), "and asks for none"
 
 
+def test_a_suspended_job_says_that_it_gives_its_quota_back() -> None:
+    scene = NO_NODES["suspended by its user"](new_job(MINIMUM))
+    assert said(scene) == (
+        "False",
+        "AsksForNoNodes",
+        "The job asks for no nodes, and gives back what it holds in queue team-a",
+    )
+    assert scene.plan().status.message == "Suspended: set runPolicy.suspend to false to go on"
+
+
 def test_a_job_out_of_its_queue_runs_without_one() -> None:
     scene = new_job(MINIMUM).decided()
     out = replace(scene, observed=replace(scene.observed, queue=None))

@@ -192,7 +192,8 @@ def _said(situation: Situation, draft: Draft, queue: QueueView | None) -> tuple[
     if queue is None:
         return True, ConditionReason.NO_QUEUE, "The job is in no queue"
     if not _asks(situation, draft, queue):
-        return False, ConditionReason.ASKS_FOR_NO_NODES, f"The job asks for no nodes, and holds none in {queue.name}"
+        message = f"The job asks for no nodes, and gives back what it holds in queue {queue.name}"
+        return False, ConditionReason.ASKS_FOR_NO_NODES, message
     content = content_that_counts(situation, queue)
     minimum = minimum_of(queue, content)
     if minimum is not None and minimum.grants:
