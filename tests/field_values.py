@@ -95,6 +95,7 @@ _GIVEN: dict[str, Any] = {
         "spot": {"max": 1, "maxPrewarmed": 1, "pricePerHour": 1.0},
         "fallback": {"policy": "OnDemand", "afterSeconds": 300, "returnAfterSeconds": 900},
         "pools": [_pool("spot"), _pool("on-demand")],
+        "finishBy": "2026-12-31T12:00:00Z",
         "currency": "EUR",
     },
     "strategy": "auto",
@@ -147,6 +148,7 @@ INSTEAD: dict[str, dict[str, Any]] = {
 OTHER: dict[str, list[Any]] = {
     "budget.maxCost": [2 * 10.0**6],
     "capacity.currency": ["USD"],
+    "capacity.finishBy": ["2027-01-31T13:00:00+01:00"],
     "capacity.onDemand.min": [2, "50%", "1%"],
     "checkpoint.endpointURL": ["https://other", "http://[::1]:9000"],
     "checkpoint.interval": ["auto", "30s", "5m", "1steps"],

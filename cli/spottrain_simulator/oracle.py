@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
-from spottrain_operator.core.facts.places import demand
+from spottrain_operator.core.facts.demand import demand
 from spottrain_simulator.trace import HOUR
 from spottrain_simulator.traced import Cloud
 

@@ -208,6 +208,18 @@ _FELL_BACK = Reason(
     meaning="Spot pods found no node within capacity.fallback.afterSeconds. On-demand pods take their place.",
     action="Nothing; the job returns to spot after capacity.fallback.returnAfterSeconds.",
 )
+_NO_SLACK_LEFT = Reason(
+    meaning="There is no time left to wait for spot nodes. On-demand nodes stand in at once for missing ones."
+)
+_DEADLINE_OUT_OF_REACH = Reason(
+    meaning="The steps that are left take longer than the time until capacity.finishBy, or the job may use no "
+    "on-demand nodes.",
+    action="Set a later finishBy, or raise nodes.max or capacity.onDemand.max.",
+)
+_DEADLINE_PASSED = Reason(
+    meaning="capacity.finishBy is over. The job goes on as one without a deadline.",
+    action="Set a later finishBy, or remove it.",
+)
 _BUDGET_NEARLY_SPENT = Reason(
     meaning="The job has cost 80 % of budget.maxCost.",
     action="Raise budget.maxCost, or let onExceeded decide what happens once all of it is spent.",
@@ -374,6 +386,19 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
             Cause.BUDGET_SPENT: CAUSES[Cause.BUDGET_SPENT],
         },
     ),
+    ConditionType.ON_TIME: ConditionMeaning(
+        when_true="The job can finish by capacity.finishBy. Absent without a deadline, and before the first steps.",
+        when_false="The job may finish later than capacity.finishBy.",
+        reasons={
+            ConditionReason.SLACK_LEFT: Reason(
+                meaning="There is time to wait for spot nodes. No on-demand nodes stand in for them."
+            ),
+            EventReason.NO_SLACK_LEFT: _NO_SLACK_LEFT,
+            EventReason.DEADLINE_OUT_OF_REACH: _DEADLINE_OUT_OF_REACH,
+            EventReason.DEADLINE_PASSED: _DEADLINE_PASSED,
+            ConditionReason.NO_FINISH_BY: Reason(meaning="The deadline was removed from the job."),
+        },
+    ),
     ConditionType.ADMITTED: ConditionMeaning(
         when_true="Kueue grants the job the nodes of nodes.min, or more. Absent for a job that was never in a queue.",
         when_false="The job holds no quota, and no nodes.",
@@ -476,6 +501,9 @@ EVENTS: Mapping[str, Reason] = {
     EventReason.PROFILE_MISSING: _PROFILE_MISSING,
     EventReason.PROFILE_LIMITS: _PROFILE_LIMITS,
     EventReason.BUDGET_NEARLY_SPENT: _BUDGET_NEARLY_SPENT,
+    EventReason.NO_SLACK_LEFT: _NO_SLACK_LEFT,
+    EventReason.DEADLINE_OUT_OF_REACH: _DEADLINE_OUT_OF_REACH,
+    EventReason.DEADLINE_PASSED: _DEADLINE_PASSED,
     EventReason.FELL_BACK: _FELL_BACK,
     EventReason.SPOT_RETRIED: Reason(meaning="The job tries spot nodes again after a fallback."),
     EventReason.CHECKPOINT_URI_IN_USE: _URI_IN_USE,

@@ -13,7 +13,7 @@ from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.v1alpha1.capacity import Capacity, OnDemandCapacity
 from spottrain_api.v1alpha1.status import CostStatus, Transition
 from spottrain_operator.core.facts.costs import price
-from spottrain_operator.core.facts.places import demand
+from spottrain_operator.core.facts.demand import demand
 from spottrain_operator.core.facts.pools import pool_hash
 from spottrain_operator.core.model import CreatePod
 from spottrain_operator.objects.placement import node_affinity

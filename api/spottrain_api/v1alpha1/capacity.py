@@ -9,7 +9,7 @@ import re
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AwareDatetime, BeforeValidator, Field, WithJsonSchema
 
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.settings.resource import Line, Resource
@@ -282,16 +282,30 @@ class Capacity(Resource):
     and Together are known).
     """
 
-    cel_rules = tuple(
+    cel_rules = (
         (
-            f"!has(self.pools) || !({_UNUSED.format(of_kind)})",
-            f"capacity.pools: all {kind} pools have weight 0, so that no pod could be placed; give one a weight of 1 "
-            "or more",
-        )
-        for kind, of_kind in (
-            ("spot", "pool.capacityType == 'spot'"),
-            ("on-demand and reserved", "pool.capacityType != 'spot'"),
-        )
+            "!has(self.finishBy) || !has(self.fallback) || !has(self.fallback.policy) || "
+            "self.fallback.policy != 'None'",
+            "capacity.finishBy needs on-demand nodes if there is no time left to wait for spot nodes, and "
+            "capacity.fallback.policy None forbids them; remove one of them",
+        ),
+        (
+            "!has(self.finishBy) || !has(self.pools) || self.pools.size() == 0 || "
+            "self.pools.exists(pool, pool.capacityType != 'spot')",
+            "capacity.finishBy needs on-demand nodes if there is no time left to wait for spot nodes, and "
+            "capacity.pools has none; add an on-demand pool",
+        ),
+        *(
+            (
+                f"!has(self.pools) || !({_UNUSED.format(of_kind)})",
+                f"capacity.pools: all {kind} pools have weight 0, so that no pod could be placed; give one a weight "
+                "of 1 or more",
+            )
+            for kind, of_kind in (
+                ("spot", "pool.capacityType == 'spot'"),
+                ("on-demand and reserved", "pool.capacityType != 'spot'"),
+            )
+        ),
     )
 
     on_demand: OnDemandCapacity = OnDemandCapacity()
@@ -304,6 +318,15 @@ class Capacity(Resource):
             description="Node pools to use, and no other nodes. Default: any node whose labels say how it is bought.",
         ),
     ] = ()
+    finish_by: Annotated[
+        AwareDatetime | None,
+        Field(
+            description="Time by which the job is to finish, for as little money as possible, as in "
+            "2026-01-31T12:00:00Z. While there is time, the job waits for spot nodes; once there is none left, "
+            "on-demand nodes stand in at once. Steps count, but not what a script does after its last one. "
+            "Default: none, and fallback alone decides."
+        ),
+    ] = None
     currency: Annotated[
         str,
         Field(

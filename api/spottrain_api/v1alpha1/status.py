@@ -433,6 +433,13 @@ class TrainingJobStatus(StatusResource):
         CostStatus | None,
         Field(description="Money that the job's nodes have cost so far. Absent if no price is known."),
     ] = None
+    slack_seconds: Annotated[
+        float | None,
+        Field(
+            description="Seconds that the job can lose and still finish by capacity.finishBy, on as many on-demand "
+            "nodes as it may have. Absent without a deadline, and before the first steps."
+        ),
+    ] = None
     # Bookkeeping that must survive a restart of the operator.
     last_sequence: Annotated[int, Field(description="Highest number that a pod of this job has had in its name.")] = 0
     avoided_nodes: Annotated[

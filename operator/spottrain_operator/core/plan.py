@@ -28,6 +28,7 @@ from spottrain_operator.core.policies import (
     preemption,
     profiles,
     protection,
+    punctuality,
     queueing,
     recording,
     restored,
@@ -70,6 +71,7 @@ POLICIES: tuple[Policy, ...] = (
     moves.move,
     protection.protect_members,
     budget.watch_budget,
+    punctuality.watch_deadline,
     queueing.ask_for_quota,
     conditions.describe,
 )

@@ -18,7 +18,7 @@ from spottrain_api.contract.names import (
     LABEL_PART,
     MANAGED_BY,
 )
-from spottrain_operator.core.facts.places import minimum_nodes
+from spottrain_operator.core.facts.demand import minimum_nodes
 from spottrain_operator.core.model import JobView
 from spottrain_operator.core.workloads import CreateWorkload, Part, WorkloadView
 from spottrain_operator.kube.cluster import Cluster

@@ -3,73 +3,33 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spottrain_api.contract.assignments import CapacityType
-from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_api.v1alpha1.status import GenerationStatus, TrainingJobStatus
+from spottrain_operator.core.facts.deadline import waits_for_spot
+from spottrain_operator.core.facts.demand import Demand, demand
 from spottrain_operator.core.facts.moves import movers, paid
-from spottrain_operator.core.facts.pools import pools_have
 from spottrain_operator.core.facts.queue import granted
 from spottrain_operator.core.facts.situation import PodFacts, Situation
 from spottrain_operator.core.timing import seconds_between
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """How many pods of each type the job wants if nodes are free.
-
-    Attributes:
-        max_on_demand: The limit of on-demand.
-    """
-
-    on_demand: int
-    spot: int
-    max_on_demand: int
-
-    @property
-    def total(self) -> int:
-        return self.on_demand + self.spot
 
 
 def demand_of(situation: Situation) -> Demand:
     """What the job wants.
 
     If its spec isn't understood, the pools that are may not be all. In a queue, it has what Kueue grants at most.
+    While there is time to wait for spot nodes, no on-demand nodes stand in for them.
     """
     wanted = demand(situation.spec, knows_pools=not situation.observed.job.left_out)
     quota = granted(situation)
-    if quota is None:
-        return wanted
-    return Demand(
-        on_demand=min(wanted.on_demand, quota[CapacityType.ON_DEMAND]),
-        spot=min(wanted.spot, quota[CapacityType.SPOT]),
-        max_on_demand=min(wanted.max_on_demand, quota[CapacityType.ON_DEMAND]),
-    )
-
-
-def minimum_nodes(spec: TrainingJobSpec) -> dict[CapacityType, int]:
-    """The nodes of each type without which the job can't train."""
-    on_demand = min(demand(spec).on_demand, spec.nodes.min)
-    return {CapacityType.ON_DEMAND: on_demand, CapacityType.SPOT: spec.nodes.min - on_demand}
-
-
-def demand(spec: TrainingJobSpec, *, knows_pools: bool = True) -> Demand:
-    """The on-demand floor and the spot surplus.
-
-    A job without spot is an on-demand job. If its spot limit is below what nodes.min needs, on-demand nodes fill the
-    rest. Of a type that none of the job's pools has, only the floor is asked for.
-    """
-    nodes, on_demand = spec.nodes, spec.capacity.on_demand
-    limit = nodes.max if on_demand.max is None else min(on_demand.max, nodes.max)
-    if knows_pools and not pools_have(spec, CapacityType.ON_DEMAND):
-        limit = 0
-    floor = on_demand.floor(nodes.max)
-    spot = 0 if knows_pools and not pools_have(spec, CapacityType.SPOT) else nodes.max - floor
-    if spec.capacity.spot.max is not None:
-        spot = min(spot, spec.capacity.spot.max)
-    wanted = limit if spot == 0 else nodes.min - spot
-    return Demand(on_demand=max(floor, min(wanted, limit)), spot=spot, max_on_demand=max(floor, limit))
+    if quota is not None:
+        wanted = Demand(
+            on_demand=min(wanted.on_demand, quota[CapacityType.ON_DEMAND]),
+            spot=min(wanted.spot, quota[CapacityType.SPOT]),
+            max_on_demand=min(wanted.max_on_demand, quota[CapacityType.ON_DEMAND]),
+        )
+    return replace(wanted, max_on_demand=wanted.on_demand) if waits_for_spot(situation) else wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +84,8 @@ def _places(
     else:
         num_spot = min(wanted.spot, sum(f.pod.node is not None for f in spot))
         num_on_demand = min(wanted.max_on_demand, wanted.total - num_spot)
-    up = sum(f.candidate or (generation is not None and f.pod.uid in known) for f in spot[:num_spot])
+    train = {m.pod_uid for m in status.running.members} if status.running is not None else set()
+    up = sum(f.candidate or f.pod.uid in train for f in spot[:num_spot])
     keep = max(num_on_demand, min(wanted.max_on_demand, wanted.total - up))
     replaced = bool(situation.observed.job.left_out)  # the default may stand for a limit
     if replaced:

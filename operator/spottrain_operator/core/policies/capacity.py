@@ -13,9 +13,11 @@ from spottrain_api.contract.conditions import EventReason
 from spottrain_api.v1alpha1.capacity import FallbackPolicy
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.facts.deadline import deadline_of, hurries, stays_on_demand, waits_for_spot
+from spottrain_operator.core.facts.demand import demand
 from spottrain_operator.core.facts.interruptions import unrest
 from spottrain_operator.core.facts.pauses import pause_of
-from spottrain_operator.core.facts.places import demand, demand_of, places
+from spottrain_operator.core.facts.places import demand_of, places
 from spottrain_operator.core.facts.pools import asks_for_current_nodes, pool_sentence, pools_have
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway, PodView, Refusal
@@ -50,21 +52,21 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
     status, now, fallback = draft.status, situation.now, situation.spec.capacity.fallback
     if status.fallback_since is not None:
         allowed = may_fall_back(situation.spec) or situation.observed.job.left_out
-        if allowed and now < _spot_again(situation, draft):
+        if allowed and now < _spot_again(situation, draft) and not waits_for_spot(situation):
             return draft
         draft = draft.update(fallback_since=None, spot_pending_since=None)
         return draft.record(EventReason.SPOT_RETRIED, "The job tries spot nodes again")
     since = _spot_waits_since(situation, draft)
     if since != status.spot_pending_since:
         draft = draft.update(spot_pending_since=since)
-    if not may_fall_back(situation.spec):
+    if not may_fall_back(situation.spec) or waits_for_spot(situation):
         return draft
     if (found := unrest(situation, status)) is not None:
         draft = draft.update(fallback_since=now)
         text = f"Interruptions have taken {found.share_lost:.0%} of the job's last hour, more than spot nodes save"
         message = f"{text}: on-demand nodes take the place of those that go"
         return draft.record(EventReason.FELL_BACK, message, warning=True)
-    if since is None or seconds_between(since, now) < fallback.after_seconds:
+    if since is None or seconds_between(since, now) < _patience(situation, draft):
         return draft
     # Another pool is first when spot is tried again.
     until = after(now, fallback.return_after_seconds + situation.timing.pool_avoidance)
@@ -73,6 +75,17 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
     text = f"The job has {_spot_nodes(situation, draft)} after {seconds_between(since, now):.0f} s"
     message = f"{text}: on-demand nodes take the place of the others"
     return draft.record(EventReason.FELL_BACK, message, warning=True)
+
+
+def _patience(situation: Situation, draft: Draft) -> float:
+    """How long spot pods wait for a node before on-demand nodes stand in.
+
+    They don't if the job has no time to lose, and fewer nodes than it wants.
+    """
+    placed = sum(pod.node is not None for pod in _kept(situation, draft))
+    if hurries(situation) and placed < demand_of(situation).total:
+        return 0.0
+    return situation.spec.capacity.fallback.after_seconds
 
 
 def _spot_waits_since(situation: Situation, draft: Draft) -> datetime | None:
@@ -95,6 +108,8 @@ def _spot_again(situation: Situation, draft: Draft) -> datetime:
     status, fallback = draft.status, situation.spec.capacity.fallback
     assert status.fallback_since is not None
     back = after(status.fallback_since, fallback.return_after_seconds)
+    if (deadline := deadline_of(situation)) is not None and stays_on_demand(situation):
+        return max(back, deadline.by)
     if (found := unrest(situation, status)) is not None:
         return max(back, found.until)
     stand_ins = (f.pod for f in situation.pods.values() if f.pod.capacity_type is CapacityType.ON_DEMAND)
@@ -119,21 +134,15 @@ def spot_sentence(situation: Situation, draft: Draft) -> str:
     if draft.finished:
         return ""
     if draft.status.fallback_since is not None:
-        again = _spot_again(situation, draft)
-        usual = after(draft.status.fallback_since, spec.capacity.fallback.return_after_seconds)
-        setting = "returnAfterSeconds" if again == usual else "afterSeconds, as none has come"
-        if again > usual:
-            setting = "returnAfterSeconds, and interruptions cost more than spot nodes save until then"
-        return (
-            f"On-demand nodes stand in for spot nodes, which are tried again at {time_of_day(again, situation.now)} "
-            f"(capacity.fallback.{setting})"
-        )
+        return _stand_ins_sentence(situation, draft, draft.status.fallback_since)
     if since is None:
         return ""
     text = f"The job has {_spot_nodes(situation, draft)}"
     if demand(spec).on_demand == 0:
         text += ", and asks for no on-demand nodes yet" if may_fall_back(spec) else ", and asks for no others"
     if may_fall_back(spec):
+        if waits_for_spot(situation):
+            return f"{text}. None stand in while there is time to wait for spot nodes (capacity.finishBy)"
         due = after(since, spec.capacity.fallback.after_seconds)
         text += f". On-demand nodes stand in from {time_of_day(due, situation.now)} (capacity.fallback)"
         waiting = [f.pod for f in situation.pods.values() if f.pod.unschedulable_since is not None]
@@ -146,6 +155,18 @@ def spot_sentence(situation: Situation, draft: Draft) -> str:
     if not pools_have(spec, CapacityType.ON_DEMAND):
         return f"{text}. No on-demand nodes stand in: capacity.pools has none"
     return f"{text}. No on-demand nodes stand in: the job has as many as capacity.onDemand.max allows"
+
+
+def _stand_ins_sentence(situation: Situation, draft: Draft, since: datetime) -> str:
+    """Until when on-demand nodes stand in, which do so since then."""
+    again, text = _spot_again(situation, draft), "On-demand nodes stand in for spot nodes"
+    if stays_on_demand(situation):
+        return f"{text}, as there is no time left for a change (capacity.finishBy)"
+    usual = after(since, situation.spec.capacity.fallback.return_after_seconds)
+    setting = "returnAfterSeconds" if again == usual else "afterSeconds, as none has come"
+    if again > usual:
+        setting = "returnAfterSeconds, and interruptions cost more than spot nodes save until then"
+    return f"{text}, which are tried again at {time_of_day(again, situation.now)} (capacity.fallback.{setting})"
 
 
 def _spot_nodes(situation: Situation, draft: Draft) -> str:

@@ -15,8 +15,8 @@ from spottrain_api.contract.causes import Cause
 from spottrain_api.contract.conditions import ConditionReason, ConditionType
 from spottrain_api.v1alpha1.status import Phase
 from spottrain_operator.core.draft import Draft
+from spottrain_operator.core.facts.demand import demand, minimum_nodes
 from spottrain_operator.core.facts.pauses import own_pause
-from spottrain_operator.core.facts.places import demand, minimum_nodes
 from spottrain_operator.core.facts.queue import (
     content_that_counts,
     evicted,
