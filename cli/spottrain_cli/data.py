@@ -39,8 +39,8 @@ endpoint_option = click.option(
 def data() -> None:
     """Pack, index and verify the shards of a data set.
 
-    Shards are objects in one folder, such as s3://bucket/corpus/*.tar, gs://… or file:///folder/*.bin. Put the URI
-    into quotes, so that the shell leaves its * alone.
+    Shards are objects in one folder, such as `s3://bucket/corpus/*.tar`, `gs://…` or `file:///folder/*.bin`. Put the
+    URI into quotes, so that the shell leaves its * alone.
     """
 
 
@@ -89,7 +89,7 @@ def pack(source: str, target: str, size: str, shuffle: int | None, endpoint_url:
     """Pack SOURCE into shards in the folder TARGET, and write their index.
 
     A local folder is packed into tar files: files that differ in their endings alone are one sample. The rows of
-    Parquet or Arrow files, such as 's3://bucket/hf/train-*.parquet', are packed into Parquet.
+    Parquet or Arrow files, such as `s3://bucket/hf/train-*.parquet`, are packed into Parquet.
     """
     with _sentences():
         from spottrain.data.shards.formats import format_of

@@ -114,6 +114,17 @@ def test_the_digits_are_recognised(fork: Any, example: str, tmp_path: Path) -> N
 
 
 @pytest.mark.nightly
+def test_streams_are_learnt_and_read_on_with_another_number_of_ranks(fork: Any, tmp_path: Path) -> None:
+    args = ["--checkpoints", f"file://{tmp_path}/checkpoints"]
+    run(2, "stream/train.py", *args, "--steps", "33")
+    steady = run(2, "stream/train.py", "--steps", "40")
+    output = run_alone(fork, tmp_path, "stream/train.py", *args, "--steps", "40")
+    losses = [float(re.findall(r"step 40: loss ([0-9.]+)", each)[0]) for each in (steady, output)]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    assert losses[1] < 3.5  # from ln 256 = 5.5
+
+
+@pytest.mark.nightly
 def test_the_plain_script_saves_on_sigterm_and_resumes(tmp_path: Path) -> None:
     args = ["--folder", str(tmp_path), "--steps", "40"]
     with torchrun(2, "plain/train.py", *args, "--step-seconds", "0.2") as process:

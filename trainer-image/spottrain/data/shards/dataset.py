@@ -50,7 +50,7 @@ class Shards:
         """Read the index.
 
         Args:
-            uri: The shards, such as s3://bucket/corpus/*.tar; also gs://, az://, file:// and https://.
+            uri: The shards, such as `s3://bucket/corpus/*.tar`; also gs://, az://, file:// and https://.
             format: "tar" (WebDataset), "jsonl", "mds", "parquet", "arrow", or an object of
                 `spottrain.data.shards.formats`, such as `Tokens(context=1024)`.
             cache: Folder for shards on this node, shared by its ranks and workers.
