@@ -5,6 +5,7 @@ No cluster is needed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +22,8 @@ from spottrain_api.mistakes import mistakes
 from spottrain_api.settings.choices import Strategy
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_cli.api_access import UserError
+from spottrain_cli.durations import Duration
+from spottrain_cli.forecast import Run, forecast_view
 from spottrain_cli.model_facts import count, read_config, size
 from spottrain_planner.batch_sizes import sizes_that_differ
 from spottrain_planner.deepspeed_json import user_json, zero_optimization
@@ -48,12 +51,30 @@ WIDE = 1000
     type=click.IntRange(min=1),
     help="Number of tokens in a sample, for the memory of activations.",
 )
-@click.option("--accelerator-memory", metavar="SIZE", required=True, help="Memory of one accelerator, such as 80GiB.")
+@click.option(
+    "--accelerator-memory",
+    metavar="SIZE",
+    help="Memory of one accelerator, such as 80GiB. It may be left out with --steps or --tokens.",
+)
 @click.option(
     "--host-memory",
     metavar="SIZE",
     help="Memory of one node, such as 1000GiB. Each rank builds the model there. Default: enough.",
 )
+@click.option("--steps", type=click.IntRange(min=1), help="Number of steps, to plan days and money.")
+@click.option("--tokens", metavar="COUNT", help="Number of tokens, such as 300B. It needs --sequence-length.")
+@click.option("--step-time", type=Duration(), help="Time of a step on nodes.max nodes, such as 12s.")
+@click.option(
+    "--interruptions",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="How often the cloud takes a spot node, a day.",
+)
+@click.option("--restart-time", type=Duration(), default="30s", show_default=True, help="Time to a first step.")
+@click.option("--node-time", type=Duration(), default="10m", show_default=True, help="Time until a node is replaced.")
+@click.option("--finish-within", type=Duration(), help="Time that the job may take, such as 10d.")
+@click.option("--budget", type=click.FloatRange(min=0.01), help="Money that it may cost. Default: budget.maxCost.")
 def plan(
     file: IO[str],
     parameters: str | None,
@@ -62,24 +83,71 @@ def plan(
     layers: int | None,
     vocabulary: int | None,
     sequence_length: int | None,
-    accelerator_memory: str,
+    accelerator_memory: str | None,
     host_memory: str | None,
+    steps: int | None,
+    tokens: str | None,
+    step_time: float | None,
+    interruptions: float,
+    restart_time: float,
+    node_time: float,
+    finish_within: float | None,
+    budget: float | None,
 ) -> None:
-    """Estimate the memory of the TrainingJob in FILE by strategy.
+    """Plan the TrainingJob in FILE: its memory by strategy, and with --steps or --tokens days and money.
 
     The output also shows what `strategy: auto` chooses.
 
     FILE is a YAML file, or - for standard input. Give the size of your model with --parameters, or with the --config
     of a Hugging Face model. --sequence-length adds the memory of activations.
+
+    With --steps or --tokens, and --step-time, the output shows days, GPU hours and money on on-demand nodes alone and
+    as the job is, with the smallest change that meets --finish-within and the budget.
     """
     name, spec = read_job(file)
+    console = Console()
+    num_steps = _num_steps(spec, steps, tokens, sequence_length)
+    if num_steps is not None:
+        if step_time is None or step_time <= 0:
+            raise UserError(
+                "The time of a step is missing. Give --step-time, such as 12s, as status and logs show it."
+            )
+        maximum = spec.budget.max_cost if budget is None and spec.budget is not None else budget
+        run = Run(
+            steps=num_steps,
+            step_seconds=step_time,
+            nodes=spec.nodes.max,
+            interruptions=interruptions,
+            restart_seconds=restart_time,
+            node_seconds=node_time,
+            limit=finish_within,
+            budget=maximum,
+        )
+        console.print(forecast_view(name, spec, run))
+        if accelerator_memory is None:
+            return
+        console.print()
+    if accelerator_memory is None:
+        raise UserError(
+            "The accelerator is missing. Give --accelerator-memory, such as 80GiB, or --steps for days and money."
+        )
     facts = _facts(parameters, config, {"hidden": hidden, "layers": layers, "vocabulary": vocabulary})
     hardware = Hardware(
         accelerator_bytes=size(accelerator_memory), node_bytes=size(host_memory) if host_memory else None
     )
     training = PlannedJob(spec=spec, model=facts, hardware=hardware, sequence_length=sequence_length)
-    console = Console()
     console.print(plan_view(name, training, console.width))
+
+
+def _num_steps(spec: TrainingJobSpec, steps: int | None, tokens: str | None, length: int | None) -> int | None:
+    """The steps to plan days and money for; None if that isn't asked for."""
+    if steps is not None and tokens is not None:
+        raise UserError("Give either --steps or --tokens.")
+    if tokens is None:
+        return steps
+    if length is None:
+        raise UserError("How many tokens a step has is not known. Give --sequence-length, the tokens of a sample.")
+    return math.ceil(count(tokens) / (spec.batch.global_ * length))
 
 
 def read_job(file: IO[str]) -> tuple[str, TrainingJobSpec]:

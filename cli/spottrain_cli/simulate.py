@@ -5,7 +5,6 @@ No cluster is needed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -18,6 +17,7 @@ from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.v1alpha1.capacity import PoolType
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_cli.api_access import UserError
+from spottrain_cli.durations import Duration
 from spottrain_cli.plan import read_job
 from spottrain_operator.core.facts.costs import price
 from spottrain_simulator.strategies import (
@@ -34,21 +34,6 @@ from spottrain_simulator.traced import Cloud
 
 # Commits of a job whose interval is auto: half of what auto chooses at most.
 _AUTO_COMMIT_SECONDS = 900.0
-_UNITS = {"s": 1.0, "m": 60.0, "h": HOUR, "d": 24 * HOUR}
-
-
-class Duration(click.ParamType[float]):
-    """A time such as 90s, 5m, 36h or 2d, in seconds."""
-
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", str(value))
-        if found is None:
-            self.fail(f"{value} is no time. Write a number with s, m, h or d, as in 36h.", param, ctx)
-        return float(found[1]) * _UNITS[found[2]]
 
 
 @click.command("simulate")
