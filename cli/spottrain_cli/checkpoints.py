@@ -7,7 +7,7 @@ A command imports torch and the store's client when it runs, so that the rest of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from spottrain_runtime.wording import counted, printable
 
 if TYPE_CHECKING:
     from spottrain.checkpoint.format.commits import Commit, Head
-    from spottrain.checkpoint.format.manifest import Manifest
+    from spottrain.checkpoint.format.manifest import Manifest, Tensor
     from spottrain.checkpoint.stores.storage import CheckpointStorage
 
 _LARGEST = 5
@@ -91,9 +91,11 @@ def show(uri: str, step: int | None, endpoint_url: str | None) -> None:
     for part, tensors in _parts(manifest).items():
         kinds = ", ".join(sorted({tensor.dtype for tensor in tensors.values()}))
         numbers = counted(sum(map(_elements, tensors.values())), "number")
-        _say(f"{part}: {counted(len(tensors), 'tensor')}, {numbers} ({kinds})")
+        _say(f"{part}: {counted(len(tensors), 'tensor')}, {numbers} ({kinds}), {layout(tensors.values())}")
         for fqn in sorted(tensors, key=lambda fqn: -_elements(tensors[fqn]))[:_LARGEST]:
             _say(f"  {fqn} {list(tensors[fqn].shape)}")
+    for name in _of_each_rank(manifest):
+        _say(f"{name}: one of each of {counted(manifest.world_size, 'rank')}")
     for name, value in (extra if isinstance(extra, dict) else {}).items():
         _say(f"{name}: {shorten(str(value), _LONGEST, placeholder=' ...')}")
 
@@ -281,6 +283,20 @@ def _parts(manifest: Manifest) -> dict[str, dict[str, Any]]:
     for fqn, tensor in manifest.tensors.items():
         parts.setdefault(fqn.partition(".")[0], {})[fqn] = tensor
     return parts
+
+
+def layout(tensors: Collection[Tensor]) -> str:
+    """How the ranks had a part of the state: a tensor of several chunks was in shards."""
+    num_sharded = sum(len(tensor.chunks) > 1 for tensor in tensors)
+    if num_sharded == 0:
+        return "the same on all ranks"
+    return "in shards" if num_sharded == len(tensors) else f"{num_sharded} of them in shards"
+
+
+def _of_each_rank(manifest: Manifest) -> list[str]:
+    """Names of the script's parts of which each rank has one of its own."""
+    first = manifest.rank_states[0]
+    return sorted(first.get("parts", {})) if isinstance(first, dict) else []
 
 
 def _elements(tensor: Any) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 import spottrain
@@ -188,6 +189,21 @@ def test_what_the_commit_lacks_or_the_script_is_refused_by_its_name(
     with pytest.raises(SystemExit, match="1"):
         step_alone(tmp_path, 2, **{name: parts[name] for name in names})
     assert said in capsys.readouterr().err
+
+
+def add_layer(model: nn.Sequential) -> None:
+    model.append(nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize("change", [fully_shard, add_layer])
+def test_a_model_that_is_spread_or_changed_after_it_was_attached_is_refused(change: Callable[..., Any]) -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    optimizer = torch.optim.Adam(model.parameters())
+    with spottrain.session() as session:
+        run = session.attach(total=2, model=model, optimizer=optimizer)
+        change(model)
+        with pytest.raises(UserError, match=r"the parameter \d\.weight is not one of those that were attached"):
+            run.boundary()
 
 
 def two_loops(folder: Path, *, leave_after: int | None = None) -> list[tuple[str, int]]:

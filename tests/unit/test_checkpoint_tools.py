@@ -21,11 +21,13 @@ from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import StorageUnavailable
 from spottrain.checkpoint.format import manifest
 from spottrain.checkpoint.format.commits import Commit, Head
+from spottrain.checkpoint.format.manifest import Chunk, Tensor
 from spottrain.checkpoint.format.part_reader import PartReader
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.recovery.training_state import model_config
+from spottrain_cli.checkpoints import layout
 from spottrain_cli.main import main
 
 WEIGHT = torch.arange(12, dtype=torch.bfloat16).view(3, 4)
@@ -116,6 +118,21 @@ def test_show(uri: str) -> None:
     assert "model: 2 tensors, 13 numbers (bfloat16, int64)" in output
     assert "model.layer.weight [3, 4]" in output
     assert "identity: {'seed': 7}" in output
+
+
+def test_show_says_how_the_ranks_had_each_part(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/store"
+    saver = Checkpointer(open_storage(uri), generation=1, attempt_id="a", rank=0, world_size=1)
+    saver.save({"model": {"weight": WEIGHT}}, step=1, rank_state={"random": {}, "parts": {"carried": {"hidden": 1}}})
+    output = run("show", uri).output
+    assert "model: 1 tensor, 12 numbers (bfloat16), the same on all ranks" in output
+    assert "carried: one of each of 1 rank" in output
+
+    halves = [Chunk(rank=rank, begin=0, end=8, offsets=(2 * rank,), lengths=(2,)) for rank in range(2)]
+    whole = Chunk(rank=0, begin=0, end=16, offsets=(0,), lengths=(4,))
+    sharded, same = (Tensor(dtype="float32", shape=(4,), chunks=tuple(chunks)) for chunks in (halves, [whole]))
+    assert layout([sharded, sharded]) == "in shards"
+    assert layout([sharded, same]) == "1 of them in shards"
 
 
 def test_no_name_in_a_store_commands_the_terminal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -53,6 +53,7 @@ class AttachedModels(ShardedState):
         others = [[*model.parameters()] for model in models.values() if trained.isdisjoint(model.parameters())]
         self._beside = [*self._tensors.values(), *(each for parameters in others for each in parameters)]
         self._read()
+        self._as_attached: set[torch.Tensor] | None = set(self._read_names)
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Does nothing: the owner synchronises gradients."""
@@ -70,6 +71,7 @@ class AttachedModels(ShardedState):
 
         They would differ between ranks until DDP's next forward pass, and for ever under FSDP2.
         """
+        self._check_attached()
         self._agreement.reach()
         self._buffers.share()
 
@@ -77,6 +79,18 @@ class AttachedModels(ShardedState):
         """Clear the gradients, so that the owner's update changes nothing."""
         for optimizer in self._optimizers.values():
             optimizer.zero_grad(set_to_none=True)
+
+    def _check_attached(self) -> None:
+        """After the first update, refuse a model that was changed or spread since it was attached."""
+        if self._as_attached is None:
+            return
+        new = next((name for each, name in self._names().items() if each not in self._as_attached), None)
+        if new is not None:
+            raise UserError(
+                f"the parameter {new} is not one of those that were attached: it was made since, or its model was "
+                "spread since. Spread models, and make their optimizers, before session.attach"
+            )
+        self._as_attached = None
 
     def _require_rest(self) -> None:
         """Refuse an update whose gradients the owner may have clipped or checked without seeing them."""
