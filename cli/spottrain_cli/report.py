@@ -166,10 +166,25 @@ def _tiles(job: JobSnapshot, speed: Throughput) -> Iterator[tuple[str, str]]:
         yield "goodput", status.goodput_display
     if status.cost is not None:
         yield "cost", money(status.cost.total, status.cost.currency)
+        if tokens := _lasting_tokens(status, speed):
+            yield "a million tokens, about", money(status.cost.total / tokens * 1e6, status.cost.currency)
+        if status.cost.list_prices_of is not None:
+            yield "list prices of", status.cost.list_prices_of.isoformat()
         if status.cost.on_demand_only > 0:
             yield "with on-demand nodes alone", money(status.cost.on_demand_only, status.cost.currency)
             if status.progress.step > 0:
                 yield "saved", f"{1 - status.cost.total / status.cost.on_demand_only:.0%}"
+
+
+def _lasting_tokens(status: TrainingJobStatus, speed: Throughput) -> float:
+    """Tokens of lasting steps: those that were made again after a loss count once. 0 if the script reports none."""
+    if speed.unit != "tokens":
+        return 0.0
+    if status.time is None or not status.time.productive_seconds:
+        return speed.amount
+    return (
+        speed.amount * status.time.productive_seconds / (status.time.productive_seconds + status.time.redone_seconds)
+    )
 
 
 def _count(number: int, noun: str, more: str = "") -> tuple[str, str]:

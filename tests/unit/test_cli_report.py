@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import date
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from job_snapshots import SPEC, START, at, history_point, snapshot
 from spottrain_api.history import MAX_POINTS, HistoryPoint
 from spottrain_api.v1alpha1.status import CostStatus, Phase, TimeStatus, TrainingJobStatus, Transition
 from spottrain_cli.job_view import JobSnapshot
+from spottrain_cli.live_view import money
 from spottrain_cli.pictures import TimeAxis, generations_by_step, loss_lines, phase_spans, time_by_phase
 from spottrain_cli.report import html_report, outcome
 from spottrain_cli.throughput import throughput
@@ -53,6 +55,32 @@ def test_the_report_says_what_time_and_money_went_into() -> None:
     assert "made again" not in page
     assert "What nodes cost that waited for that start is shared out, too." in page
     assert "What time and money went into" not in html_report(job, at(20))
+
+
+def tiles(page: str) -> dict[str, str]:
+    found = re.findall(r'<div class="tile"><b>([^<]*)</b><span>([^<]*)</span>', page)
+    return {name: value for value, name in found}
+
+
+def test_the_report_says_what_a_million_lasting_tokens_cost() -> None:
+    job = snapshot()
+    made = throughput(job.history, 8).amount
+    assert made > 0
+    assert tiles(html_report(job, at(20)))["a million tokens, about"] == money(0.5 / made * 1e6, "EUR")
+    half_redone = TimeStatus(until=at(20), productive_seconds=5.0, redone_seconds=5.0)
+    lossy = replace(job, status=job.status.model_copy(update={"time": half_redone}))
+    assert tiles(html_report(lossy, at(20)))["a million tokens, about"] == money(1.0 / made * 1e6, "EUR")
+    silent = replace(job, history=tuple(without_tokens(job.history)))
+    assert "a million tokens, about" not in tiles(html_report(silent, at(20)))
+
+
+def test_the_report_says_of_when_its_list_prices_are() -> None:
+    job = snapshot()
+    assert job.status.cost is not None
+    assert "list prices of" not in tiles(html_report(job, at(20)))
+    listed = job.status.cost.model_copy(update={"list_prices_of": date(2025, 12, 1)})
+    page = html_report(replace(job, status=job.status.model_copy(update={"cost": listed})), at(20))
+    assert tiles(page)["list prices of"] == "2025-12-01"
 
 
 def test_the_report_compares_the_cost_with_that_of_on_demand_nodes_if_their_price_is_known() -> None:
