@@ -363,7 +363,7 @@ GENERATION = {
 @pytest.mark.parametrize(
     ("spec", "status", "field"),
     [
-        ({}, {}, "spec.image"),
+        ({}, {}, "spec.entrypoint"),
         (SPEC | {"nodes": {"max": "many"}}, {}, "spec.nodes"),
         (SPEC, "Running", "status"),
         (SPEC, {"phase": "Paused"}, "status.phase"),
