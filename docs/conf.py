@@ -4,6 +4,8 @@ import logging
 import sys
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 project = "spottrain"
@@ -43,3 +45,13 @@ html_title = "spottrain"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_theme_options: dict[str, list[str]] = {"top_of_page_buttons": []}
+
+
+def setup(app: Sphinx) -> None:
+    """Let Sphinx show the help of commands as the terminal does."""
+    app.connect("sphinx-click-process-description", _as_in_the_terminal)
+
+
+def _as_in_the_terminal(_: Sphinx, __: object, lines: list[str]) -> None:
+    """An asterisk is one, and no emphasis."""
+    lines[:] = [line.replace("*", r"\*") for line in lines]
