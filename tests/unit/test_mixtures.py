@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 from collections import Counter
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster_fixtures import wait_for
 from shard_corpus import write_corpus
 from spottrain.data import Mixture, Shards, Streams
 from spottrain.data.audit import read_audit
@@ -23,7 +28,7 @@ from spottrain.data.rank_data import RankData
 from spottrain.data.shards.formats import JsonLines
 from spottrain.loop.acceptance import order_of
 from spottrain.world.failures import UserError
-from stream_worlds import LAST, data_of, generate
+from stream_worlds import LAST, data_of, generate, ranks_of
 
 BATCH = 12
 
@@ -140,6 +145,34 @@ def test_a_resized_run_uses_the_samples_of_one_rank(tmp_path: Path) -> None:
     resized = generate(data_of(data), order(data), [(6, 5), (4, 11), (3, 12), (6, LAST)], tmp_path / "resized")
     assert resized == steady
     assert read_audit(tmp_path / "resized").problems(LAST, order=order(data)) == []
+
+
+def test_shards_of_a_source_are_fetched_before_they_are_needed(tmp_path: Path) -> None:
+    uri = write_corpus(tmp_path / "corpus", 46, width=2)
+    shards = Shards(uri, format=JsonLines(), cache=tmp_path / "cache", cache_bytes=1 << 20, window=2, lanes=1)
+    data = Mixture({"list": (list(range(5)), 1), "shards": (shards, 2)})
+    of_shards = order(data)
+    for step in (0, 3, 9):
+        said = list(islice(of_shards.upcoming(1, step), 12))
+        samples = of_shards.samples(range(step * BATCH, (step + 2) * BATCH)) - 5
+        assert set(np.searchsorted(shards._ends, samples[samples >= 0], side="right").tolist()) <= set(said)
+
+    [rank] = ranks_of(data_of(data), of_shards, 1, tmp_path / "audit", 1)
+    rank.begin(LAST, by_epoch=False)
+    with closing(rank.load(first_step=3, device=torch.device("cpu"))):
+        wait_for(lambda: all(map(shards.cache.holds, said)), "the shards are here")
+    assert not multiprocessing.active_children()
+
+
+def test_a_cache_that_is_too_small_for_a_source_is_refused(tmp_path: Path) -> None:
+    uri = write_corpus(tmp_path / "corpus", 46, width=2)
+    largest = max(path.stat().st_size for path in (tmp_path / "corpus").glob("*.jsonl"))
+    shards = Shards(uri, format=JsonLines(), cache=tmp_path / "cache", cache_bytes=2 * largest, window=2, lanes=1)
+    data = Mixture({"list": (list(range(5)), 1), "shards": (shards, 2)})
+    [rank] = ranks_of(data_of(data), order(data), 1, tmp_path / "audit", 1)
+    rank.begin(LAST, by_epoch=False)
+    with pytest.raises(ValueError, match="raise cache_bytes to at least that, or lower window or lanes"):
+        rank.load(first_step=0, device=torch.device("cpu"))
 
 
 class Endless:

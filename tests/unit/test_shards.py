@@ -140,9 +140,9 @@ def test_a_node_wants_what_comes_next_as_far_as_it_fits(tmp_path: Path) -> None:
 
 def test_a_process_fetches_what_comes_next_and_the_ranks_go_on_without_it(tmp_path: Path) -> None:
     data = shards_in(tmp_path, window=1, lanes=1)
-    batches = Batches(data.order(seed=1, shuffle=True, global_batch=5), 5, by_epoch=True)
-    order = [int(index) // 5 for index in batches.order.samples(range(30))]
-    ahead = FetchAhead(data, batches, range(5), 0)
+    positions = data.order(seed=1, shuffle=True, global_batch=5)
+    order = [int(index) // 5 for index in positions.samples(range(30))]
+    ahead = FetchAhead(data, lambda step: positions.upcoming(5 * step, range(5), by_epoch=True), 0)
     try:
         wait_for(lambda: all(map(data.cache.holds, order[:15])), "the first shards are here")
         ahead.at(3)

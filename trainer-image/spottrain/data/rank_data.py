@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from spottrain.data.audit import AuditHeader, AuditRecord, AuditWriter
 from spottrain.data.batch import BatchPlan
 from spottrain.data.batches import Batches
 from spottrain.data.loader import Data, MicroBatches, load_batches
+from spottrain.data.mixtures.dataset import Mixture
+from spottrain.data.mixtures.mixture_order import MixtureOrder
 from spottrain.data.order import ENDLESS, DataOrder
 from spottrain.data.script_order import OrderPlace, ScriptOrder
 from spottrain.data.shards.dataset import Shards
-from spottrain.data.shards.fetch_ahead import FetchAhead, check_room
+from spottrain.data.shards.fetch_ahead import FetchAhead, Upcoming, check_room
 from spottrain.data.shards.shard_order import ShardOrder
 from spottrain.data.streams.marks import StreamMarks
 from spottrain.data.streams.stream_order import StreamOrder
@@ -56,7 +59,7 @@ class RankData:
     marks: StreamMarks | None = field(init=False)
     batches: Batches = field(init=False)
     _audit: AuditWriter | None = field(init=False, default=None)
-    _ahead: FetchAhead | None = field(init=False, default=None)
+    _ahead: tuple[FetchAhead, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         self.batches = Batches(self.order, self.plan.global_batch)
@@ -130,21 +133,37 @@ class RankData:
             marks=self.marks,
         )
         self._ahead = self._fetch_ahead(first_step)
-        if self._ahead is not None:
-            found.on_close = self._ahead.close
+        found.on_close = self._close_ahead
         return found
 
-    def _fetch_ahead(self, first_step: int) -> FetchAhead | None:
+    def _fetch_ahead(self, first_step: int) -> tuple[FetchAhead, ...]:
         """Let one rank of each node fetch shards ahead, for all of them. Raises ValueError for too small a cache."""
-        shards, first = self.data.dataset, self.rank - self.rank % self.local_world_size
-        if not isinstance(shards, Shards) or not isinstance(self.order, ShardOrder):
-            return None
+        first = self.rank - self.rank % self.local_world_size
         batch, last = range(self.plan.global_batch), min(first + self.local_world_size, self.plan.world_size) - 1
         share = range(self.plan.share(first, batch).start, self.plan.share(last, batch).stop)
-        check_room(shards, self.order, share)
+        shards = list(self._shards(share))
         if self.rank != first or self.batches.is_over(first_step):
-            return None
-        return FetchAhead(shards, self.batches, share, first_step)
+            return ()
+        return tuple(FetchAhead(each, upcoming, first_step) for each, upcoming in shards)
+
+    def _shards(self, share: range) -> Iterator[tuple[Shards, Upcoming]]:
+        """The data sets in shards, and which shards a node needs whose part of a batch is `share`."""
+        dataset, order, batches = self.data.dataset, self.order, self.batches
+        if isinstance(dataset, Shards) and isinstance(order, ShardOrder):
+            check_room(dataset, order, share)
+            yield (
+                dataset,
+                lambda step: order.upcoming(batches.at(step).positions.start, share, by_epoch=batches.by_epoch),
+            )
+        if isinstance(dataset, Mixture) and isinstance(order, MixtureOrder):
+            for number, (part, source) in enumerate(zip(dataset.sources, order.sources, strict=True)):
+                if isinstance(part, Shards) and isinstance(source.order, ShardOrder):
+                    check_room(part, source.order, source.order.whole_batch)
+                    yield part, partial(order.upcoming, number)
+
+    def _close_ahead(self) -> None:
+        for each in self._ahead:
+            each.close()
 
     def record(self, step: int) -> None:
         """Record which samples this rank used for a completed step, counted from 1."""
@@ -152,8 +171,8 @@ class RankData:
             self.place.step = step
         if self.marks is not None:
             self.marks.completed(step)
-        if self._ahead is not None:
-            self._ahead.at(step)
+        for each in self._ahead:
+            each.at(step)
         if self._audit is None:
             return
         positions = self.plan.share(self.rank, self.batches.at(step - 1).positions)

@@ -23,6 +23,9 @@ class Mixture:
     """Data sets that a run reads side by side, each by its weight, in one order at any world size.
 
     Each source has an order and epochs of its own: a small one with a large weight is repeated more often.
+
+    Attributes:
+        sources: The data sets, in the order of their names.
     """
 
     def __init__(
@@ -49,9 +52,9 @@ class Mixture:
             ['t0', 'c0', 't1', 't2', 'c1', 't0']
         """
         self._names = list(sources)
-        self._sources: list[MapDataset] = [source for source, _ in map(_pair, sources.items())]
+        self.sources: list[MapDataset] = [source for source, _ in map(_pair, sources.items())]
         self._check_sources()
-        self._ends = list(accumulate(map(len, self._sources)))
+        self._ends = list(accumulate(map(len, self.sources)))
         first = {name: weight for name, (_, weight) in sources.items()}
         self._weights = {0: self._checked(first, "the weights of Mixture")}
         for step, weights in (changes or {}).items():
@@ -67,7 +70,7 @@ class Mixture:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         number = bisect_right(self._ends, index)
-        return self._sources[number][index - self._begin(number)]
+        return self.sources[number][index - self._begin(number)]
 
     def order(self, *, seed: int, shuffle: bool, global_batch: int) -> MixtureOrder:
         """The order in which a run reads the samples."""
@@ -82,7 +85,7 @@ class Mixture:
         return MixtureOrder(sources, self._weights, seed=seed, global_batch=global_batch)
 
     def _order_of(self, number: int, *, seed: int, shuffle: bool, global_batch: int) -> DataOrder:
-        source, named = self._sources[number], f"{seed}/{self._names[number]}"
+        source, named = self.sources[number], f"{seed}/{self._names[number]}"
         own = int.from_bytes(hashlib.sha256(named.encode()).digest()[:8], "little")
         if isinstance(source, Shards):
             share = max(1, round(global_batch * self._weights[0][number]))
@@ -96,7 +99,7 @@ class Mixture:
         if not self._names:
             raise ValueError("Mixture has no sources; give it one at least")
         first: dict[int, str] = {}
-        for name, source in zip(self._names, self._sources, strict=True):
+        for name, source in zip(self._names, self.sources, strict=True):
             if isinstance(source, Streams | Mixture) or not hasattr(source, "__getitem__"):
                 raise ValueError(
                     f"the source {name} of Mixture is a {type(source).__name__}, which can't be read by index; mix "

@@ -8,7 +8,7 @@ about the same share of all sources.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from spottrain.data.mixtures.apportionment import Weights, apportioned
 from spottrain.data.order import ENDLESS, DataOrder, Epoch, Indices, endless_epoch, fingerprint
+from spottrain.data.shards.shard_order import ShardOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,12 @@ class MixtureOrder:
         """Samples of each source that the steps before this one use, counted from 0."""
         phase = self._phases[bisect_right(self._phases, step, key=lambda each: each.first_step) - 1]
         return phase.before + apportioned((step - phase.first_step) * self._global_batch, phase.weights)
+
+    def upcoming(self, number: int, step: int) -> Iterator[int]:
+        """The shards that steps from this one on need of a source in shards, in order of their first use."""
+        order = self.sources[number].order
+        assert isinstance(order, ShardOrder)
+        return order.upcoming(int(self.counts(step)[number]), order.whole_batch, by_epoch=False)
 
     def _place(self, step: int) -> tuple[Indices, Indices]:
         """The source of each slot of a step, and the place in the order of that source."""

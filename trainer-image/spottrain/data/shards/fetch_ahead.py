@@ -6,17 +6,18 @@ import logging
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import c_longlong
 
 from spottrain.checkpoint.errors import CheckpointError
-from spottrain.data.batches import Batches
 from spottrain.data.shards.cache import CacheUnusable
 from spottrain.data.shards.dataset import Shards
 from spottrain.data.shards.shard_order import ShardOrder
 from spottrain.data.workers import StartWorker
 
 logger = logging.getLogger(__name__)
+
+Upcoming = Callable[[int], Iterator[int]]
 
 _POLL_SECONDS = 0.1
 
@@ -27,19 +28,18 @@ class FetchAhead:
     If it ends early, ranks and workers fetch what they need themselves.
     """
 
-    def __init__(self, shards: Shards, batches: Batches, share: range, first_step: int) -> None:
+    def __init__(self, shards: Shards, upcoming: Upcoming, first_step: int) -> None:
         """Start the process.
 
         Args:
             shards: The data set.
-            batches: Which positions each step uses.
-            share: The node's part of a batch: offsets from its beginning.
+            upcoming: The shards of which the node needs samples after so many steps, in order of their first use.
             first_step: The first step, counted from 0.
         """
         context = multiprocessing.get_context("fork")
         self._step = context.RawValue("q", first_step)
         self.process = context.Process(
-            target=_run, args=(shards, batches, share, self._step), name="fetch-ahead", daemon=True
+            target=_run, args=(shards, upcoming, self._step), name="fetch-ahead", daemon=True
         )
         self.process.start()
 
@@ -77,15 +77,13 @@ def wanted(shards: Shards, upcoming: Iterator[int]) -> list[int]:
     return list(found)
 
 
-def _run(shards: Shards, batches: Batches, share: range, step: c_longlong) -> None:
+def _run(shards: Shards, upcoming: Upcoming, step: c_longlong) -> None:
     StartWorker(None)(0)
     os.nice(5)
-    order, planned, plan = batches.order, -1, list[int]()
-    assert isinstance(order, ShardOrder)
+    planned, plan = -1, list[int]()
     while True:
         if (completed := step.value) != planned:
-            begin = batches.at(completed).positions.start
-            plan, planned = wanted(shards, order.upcoming(begin, share, by_epoch=batches.by_epoch)), completed
+            plan, planned = wanted(shards, upcoming(completed)), completed
             shards.cache.plan(plan)
         missing = next((number for number in plan if not shards.cache.holds(number)), None)
         if missing is None:

@@ -83,6 +83,11 @@ class ShardOrder:
     def kind(self) -> str:
         return f"shards {self._index.fingerprint}, {self.num_lanes} lanes, window {self._window}"
 
+    @property
+    def whole_batch(self) -> range:
+        """The slots of a batch."""
+        return range(self._global_batch)
+
     def samples(self, positions: Sequence[int] | Indices) -> Indices:
         asked = np.asarray(positions, dtype=np.int64)
         found = np.empty_like(asked)
