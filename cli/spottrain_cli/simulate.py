@@ -27,6 +27,7 @@ from spottrain_simulator.strategies import (
     oracle,
     simulate,
     uniform_progress,
+    with_deadline,
     without_fallback,
 )
 from spottrain_simulator.trace import HOUR, LONGEST_GAP, TraceError, read_trace
@@ -61,7 +62,8 @@ _AUTO_COMMIT_SECONDS = 900.0
 @click.option(
     "--finish-within",
     type=Duration(),
-    help="Time that Uniform Progress and the oracle have. Default: as long as the job takes.",
+    help="Time that the job has, as with capacity.finishBy, and Uniform Progress and the oracle, too. "
+    "Default: no deadline, and these two have as long as the job takes.",
 )
 @click.option(
     "--longest-gap",
@@ -112,7 +114,10 @@ def simulate_command(
 def _outcomes(
     name: str, spec: TrainingJobSpec, cloud: Cloud, work: Work, finish_within: float | None, seed: int
 ) -> Iterator[Outcome]:
-    job = simulate(name, spec, cloud, work, seed=seed)
+    if finish_within is None and spec.capacity.finish_by is not None:
+        raise UserError("The job has a deadline (capacity.finishBy). Give the time until then: --finish-within 36h.")
+    job = simulate(name, with_deadline(spec, finish_within), cloud, work, seed=seed)
+    spec = with_deadline(spec, None)
     deadline = finish_within or job.finish or cloud.trace.end
     yield job
     yield simulate("all on-demand", all_on_demand(spec), cloud, work, seed=seed)

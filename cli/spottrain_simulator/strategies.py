@@ -10,6 +10,7 @@ from typing import Any
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.timing import DEFAULT_TIMING
+from spottrain_simulator.clock import at
 from spottrain_simulator.oracle import least_cost
 from spottrain_simulator.ranks import Pace
 from spottrain_simulator.trace import HOUR
@@ -113,6 +114,12 @@ def oracle(spec: TrainingJobSpec, cloud: Cloud, work: Work, deadline: float) -> 
     start = cloud.boot_seconds + work.restart_seconds
     cost = least_cost(spec, cloud, work.node_hours(spec), start, min(deadline, cloud.trace.end))
     return None if cost is None else Outcome(name="oracle", finish=deadline, cost=cost)
+
+
+def with_deadline(spec: TrainingJobSpec, seconds: float | None) -> TrainingJobSpec:
+    """The job with so many seconds until capacity.finishBy, or without one."""
+    finish_by = None if seconds is None else at(seconds)
+    return spec.model_copy(update={"capacity": spec.capacity.model_copy(update={"finish_by": finish_by})})
 
 
 def all_on_demand(spec: TrainingJobSpec) -> TrainingJobSpec:

@@ -243,9 +243,21 @@ def test_a_job_that_does_not_end_in_the_trace_says_so(tmp_path: Path) -> None:
     assert re.search(r"^gpt +not in 1 h", result.output, re.MULTILINE), result.output
 
 
+def test_a_job_with_time_waits_for_spot_nodes(tmp_path: Path) -> None:
+    trace = rows("0,spot,4,1", "1800,spot,0,1", "16200,spot,4,1", "36000,spot,4,1")
+    result = command(tmp_path, trace, "--finish-within", "9h")
+    assert re.search(r"^gpt +[56]\.[0-9] h +[0-9.]+ +0 ", result.output, re.MULTILINE), result.output
+
+
 @pytest.mark.parametrize(
     ("trace", "options", "capacity", "sentence"),
     [
+        (
+            rows("0,spot,2,1", "9,spot,2,1"),
+            [],
+            {"finishBy": "2026-01-02T00:00:00Z"},
+            "Give the time until then: --fin",
+        ),
         (rows("0,spot,2,-1"), [], {}, "trace.csv: Line 2: price is -1."),
         (rows("0,spot,2,1", "9,spot,2,1"), ["--finish-within", "soon"], {}, "soon is no time. Write a number with s"),
         (
