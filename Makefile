@@ -227,8 +227,21 @@ bench-plan: $(STAMP) ## Benchmark: time to plan 1,000 jobs.
 bench-throughput: $(STAMP) ## Benchmark: tokens a second and MFU compared with a plain torch loop.
 	$(BIN)/python -W ignore -m benchmarks.bench_throughput
 
-bench-data: $(STAMP) ## Benchmark: time of a step by the number of data workers, for cheap and expensive samples.
-	$(BIN)/python -m benchmarks.bench_data
+# The peers of bench-data, beside the packages of .venv. An older numpy of theirs comes first.
+PEERS := build/data-peers
+$(PEERS)/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear $(PEERS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		"$$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/environment.pth"
+	$(PEERS)/bin/pip install --quiet --no-compile \
+		mosaicml-streaming==0.13.0 litdata==0.2.76 webdataset==1.0.2 torchdata==0.11.0
+	touch $@
+
+bench-data: $(PEERS)/.installed ## Benchmark: data from shards compared with MosaicML Streaming, LitData, WebDataset and torch.
+	$(BIN)/python -m benchmarks.bench_data --peers $(PEERS)/bin/python
+
+bench-workers: $(STAMP) ## Benchmark: time of a step by the number of data workers, for cheap and expensive samples.
+	$(BIN)/python -m benchmarks.bench_workers
 
 bench-restart: $(STAMP) ## Benchmark: seconds of each part of a restart, for a model of 1 GB on the CPU.
 	$(BIN)/python -m benchmarks.bench_restart

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from benchmarks import bench_checkpoint, bench_notice, bench_recovery, bench_replicas
+from benchmarks.loading import corpus, readers
 from benchmarks.recovery import managed, plain
 from benchmarks.recovery.outcome import CompletedStep, Outcome
 
@@ -166,3 +167,17 @@ def test_what_would_give_no_table_is_refused_before_the_work(
         benchmark.main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.endswith(f"error: {sentence}\n")
+
+
+def test_ways_to_read_shards_get_the_same_samples(tmp_path: Path) -> None:
+    corpus.write_bin(tmp_path / "bin", num_shards=1)
+
+    def read(read_batches: readers.Read, name: str) -> list[list[int]]:
+        reading = readers.Reading(folder=tmp_path, cache=tmp_path / name, batch=50, workers=0)
+        with closing(read_batches("bin", reading, None)) as batches:
+            return sorted(sample.tolist() for batch in batches.batches for sample in batch)
+
+    found = read(readers.ours, "ours")
+    assert len(found) == corpus.SAMPLES_PER_SHARD
+    assert found == read(readers.plain, "plain")
+    assert corpus.tokens(0).tolist()[:-1] in (sample[:-1] for sample in found)
