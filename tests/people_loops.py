@@ -81,7 +81,7 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.02)
 
 
-def contrastive_loop(global_batch: int) -> Loop:
+def contrastive_loop(global_batch: int, *, is_attached: bool = False) -> Loop:
     def train(session: spottrain.Session, after_step: Callable[[], None]) -> Mapping[str, Any]:
         training = session.prepare(Towers(), optimizer=adam, dataset=samples(), shuffle=False)
         for step in training.steps(total=TOTAL):
@@ -94,6 +94,20 @@ def contrastive_loop(global_batch: int) -> Loop:
             after_step()
         return training.full_state_dict()
 
+    def attached(session: spottrain.Session, after_step: Callable[[], None]) -> Mapping[str, Any]:
+        model = session.spread(Towers())
+        optimizer = adam(model)
+        run = session.attach(total=TOTAL, dataset=samples(), shuffle=False, model=model, optimizer=optimizer)
+        for images, texts in run.batches():
+            one, other, scale = model(images, texts)
+            loss = contrastive(run.gather(one), run.gather(other), scale)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            run.boundary(loss)
+            after_step()
+        return run.full_state_dict()
+
     def plain() -> Mapping[str, Any]:
         model = Towers()
         optimizer = adam(model)
@@ -103,10 +117,15 @@ def contrastive_loop(global_batch: int) -> Loop:
             optimizer.step()
         return model.state_dict()
 
-    return Loop(train, plain, global_batch, micro_batch=global_batch)
+    return Loop(attached if is_attached else train, plain, global_batch, micro_batch=global_batch)
 
 
-LOOPS = {"contrastive": contrastive_loop(7), "contrastive with idle ranks": contrastive_loop(2)}
+LOOPS = {
+    "contrastive": contrastive_loop(7),
+    "contrastive with idle ranks": contrastive_loop(2),
+    "contrastive, attached": contrastive_loop(7, is_attached=True),
+    "contrastive, attached, with idle ranks": contrastive_loop(2, is_attached=True),
+}
 
 
 def spread(session: spottrain.Session, model: nn.Module) -> nn.Module:

@@ -25,6 +25,7 @@ CASES = {
         *("contrastive with idle ranks: ddp", "gan: ddp", "q learning: ddp", "actor and critic: ddp"),
         *("carried state: ddp", "epochs: ddp", "epochs with idle ranks: ddp", "closure: ddp"),
         *("spread: ddp", "spread: fsdp"),
+        *("contrastive, attached: ddp", "contrastive, attached, with idle ranks: ddp"),
     ],
     (4, 2, 2): ["mesh: ddp"],
 }

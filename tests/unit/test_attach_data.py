@@ -158,6 +158,10 @@ def boundary_between_epochs(session: spottrain.Session) -> None:
         run.boundary()
 
 
+def gather_too_few(session: spottrain.Session) -> None:
+    session.attach(total=2, dataset=SAMPLES, model=nn.Linear(1, 1)).gather(torch.ones(3, 2))
+
+
 def left_epoch(session: spottrain.Session) -> None:
     for epoch in session.attach(epochs=2, dataset=SAMPLES, model=nn.Linear(1, 1)).epochs():
         for _ in epoch:
@@ -182,6 +186,7 @@ def left_epoch(session: spottrain.Session) -> None:
         (lambda session: next(session.attach(total=1, seen=[]).epochs()), r"session\.attach\(epochs=\.\.\.\)"),
         (boundary_without_a_batch, "in step 2 before its batch was fetched"),
         (boundary_between_epochs, "after step 3, the last one of its epoch"),
+        (gather_too_few, r"shape \[3, 2\], and this rank has 4 samples of the step's 4"),
         (left_epoch, "was left after 0 of its 3 steps"),
     ],
 )

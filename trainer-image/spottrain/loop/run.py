@@ -15,6 +15,7 @@ from spottrain.loop.acceptance import checked_total
 from spottrain.loop.epoch import Epoch
 from spottrain.loop.step import Step
 from spottrain.loop.training import Training
+from spottrain.loop.whole_batch import gather
 from spottrain.world.failures import UserError
 
 
@@ -103,6 +104,31 @@ class Run:
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
         """Weigh the mean over `share` so that the average of the ranks is the mean over the batch of the step."""
         return loss * (self._training.part_of_batch * self._training.plan.world_size)
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """Gather a tensor over the whole batch of the step, for a loss that compares its samples with each other.
+
+        The rows come back in the order of the batch, at any number of ranks, with gradients for this rank's. A loss
+        of gathered tensors is the mean over the batch, and the same on all ranks: it goes backward without `weigh`.
+        A collective, as is the backward pass.
+
+        Args:
+            rows: A tensor with a row for each sample of `share`.
+
+        Returns:
+            A tensor with a row for each sample of the batch.
+
+        Raises:
+            UserError: `rows` has another number of rows.
+        """
+        shares = self._training.shares
+        own = shares[self._rank]
+        if rows.shape[:1] not in {(own,), (max(own, 1),)}:  # a rank without a share has another one's sample
+            raise UserError(
+                f"run.gather got a tensor of shape {list(rows.shape)}, and this rank has {own} samples of the step's "
+                f"{sum(shares)}; pass one with a row for each of them"
+            )
+        return gather(rows, shares, self._rank)
 
     def batches(self) -> Iterator[Any]:
         """This rank's part of the batch of each step that is left, if `Session.attach` was given a data set.

@@ -124,6 +124,12 @@ class Training:
         return len(self.share) / len(self._data.batches.at(self.step).positions)
 
     @property
+    def shares(self) -> list[int]:
+        """Samples of each rank in the batch of the step that follows."""
+        batch = self._data.batches.at(self.step).positions
+        return [len(self.plan.share(rank, batch)) for rank in range(self.plan.world_size)]
+
+    @property
     def total_steps(self) -> int | None:
         """Steps of the whole run, if its epochs stay as long as the one under way. None before the loop starts."""
         return self._data.batches.expected_steps(self.step)
