@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from spottrain.loop.acceptance import check_model, check_scheduler, checked_total
+from spottrain.data import Streams
+from spottrain.loop.acceptance import check_dataset, check_model, check_scheduler, checked_total
 from spottrain.world.failures import UserError
 
 
@@ -38,3 +39,9 @@ def test_a_schedule_that_needs_more_than_the_step_is_refused_for_what_it_needs(s
 def test_a_total_that_is_no_whole_number_names_the_loop_by_epochs() -> None:
     with pytest.raises(UserError, match=r"those of training\.epochs"):
         checked_total(2.5)
+
+
+def test_an_iterable_is_refused_with_the_way_to_read_it() -> None:
+    with pytest.raises(UserError, match=r"dataset \(list_iterator\) .* spottrain.data.Streams\(make_stream"):
+        check_dataset(iter([1]))
+    check_dataset(Streams(lambda stream, number: [stream], streams=1))

@@ -15,7 +15,9 @@ from transformers.trainer_callback import ExportableState
 
 import spottrain
 from spottrain.adapters.transformers import SpottrainTrainer
+from spottrain.data import Mixture, Streams
 from spottrain.data.batch import BatchPlan
+from spottrain.world.failures import UserError
 
 pytestmark = pytest.mark.usefixtures("no_accelerator_afterwards")
 
@@ -147,3 +149,15 @@ def test_a_subclass_with_an_order_of_its_own_is_refused_by_its_name(
     with pytest.raises(SystemExit):
         train(tmp_path, steps=2, kind=kind)
     assert f"{other.__name__} brings an order of samples of its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "data", [Streams(lambda *_: [], streams=1), Mixture({"list": ([1, 2], 1.0)})], ids=["streams", "mixture"]
+)
+def test_data_without_epochs_are_refused(data: Any, tmp_path: Path) -> None:
+    args = TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to="none")
+    with (
+        spottrain.session(global_batch=1, micro_batch=1) as session,
+        pytest.raises(UserError, match=f"{type(data).__name__}.* has no epochs"),
+    ):
+        SpottrainTrainer(session=session, model=Model(), args=args, train_dataset=data)
