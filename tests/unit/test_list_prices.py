@@ -19,8 +19,8 @@ def test_each_instance_is_listed_once_with_prices_that_can_be() -> None:
     with list_prices._FILE.open(newline="") as file:
         rows = list(csv.DictReader(file))
     names = [row["instanceType"] for row in rows]
-    assert len(set(names)) == len(names) > 20
-    assert {row["cloud"] for row in rows} == {"AWS", "Google Cloud", "Azure"}
+    assert len(set(names)) == len(names) > 15
+    assert {row["cloud"] for row in rows} == {"AWS", "Google Cloud"}
     for row in rows:
         assert 0 < float(row["spot"]) < float(row["onDemand"]) < 200, row
         assert row["region"]
