@@ -1,4 +1,4 @@
-"""Data from shards: spottrain beside MosaicML Streaming, LitData, WebDataset, StatefulDataLoader and plain torch.
+"""Data from shards: spottrain beside MosaicML Streaming, LitData, WebDataset and the loaders of torch.
 
 `make bench-data` writes the same samples as shards of each format, and reads them in each way, in a process of its
 own with two workers. It prints a table and writes it, with a plot, to bench-out/. Ways run in turn in each round, and

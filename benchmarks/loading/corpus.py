@@ -1,6 +1,6 @@
-"""The same samples as shards of each format: `python -m benchmarks.loading.corpus FOLDER`. Needs the peers' packages.
+"""The same samples as shards of each format: `python -m benchmarks.loading.corpus FOLDER`.
 
-A sample has 1,025 tokens of type uint16.
+It needs the packages of the peers. A sample has 1,025 tokens of type uint16.
 """
 
 from __future__ import annotations
