@@ -47,7 +47,7 @@ class Bucket:
         return GcsStorage(**where, retry_seconds=60.0 if patient else 1.5, answer_seconds=answer_seconds)
 
 
-@pytest.fixture(params=["s3", "gs", "az"])
+@pytest.fixture(params=["s3", "gs", pytest.param("az", marks=pytest.mark.nightly)])
 def bucket(request: pytest.FixtureRequest) -> Iterator[Bucket]:
     """A bucket behind a proxy."""
     request.getfixturevalue(f"{request.param}_credentials")

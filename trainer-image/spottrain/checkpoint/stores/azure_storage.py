@@ -31,6 +31,7 @@ _PIECE_BYTES = 1 << 18
 _CONNECT_SECONDS = 5.0  # also the time in which the store has to take a piece of a body
 _LONGEST_PAUSE_SECONDS = 20.0
 _ONE_REQUEST = 1 << 40
+_PAGE_OBJECTS = 5000
 
 
 class AzureStorage:
@@ -130,7 +131,8 @@ class AzureStorage:
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         with self._answers.sentences(prefix):
-            for found in self._container.list_blobs(name_starts_with=self._prefix + prefix):
+            pages = self._container.list_blobs(self._prefix + prefix, results_per_page=_PAGE_OBJECTS)
+            for found in pages:
                 yield found.name.removeprefix(self._prefix), int(found.size)
 
     def delete(self, keys: Iterable[str]) -> None:
