@@ -168,6 +168,7 @@ def test_a_deadline_is_met_for_less_than_on_demand_nodes_alone(kind: str) -> Non
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("hours", [27.6, 36.0])
 def test_twenty_traces(hours: float) -> None:
     """The figures are in docs/benchmarks.md."""
