@@ -10,9 +10,9 @@ from typing import Any
 
 
 class Definitions:
-    """One pass through the files of one stream, in an order of its own. Items are the bytes of functions and classes.
+    """One pass through the files of one stream, in an order of its own.
 
-    It has a state, which commits hold.
+    Items are the bytes of functions and classes. It has a state, which commits hold.
     """
 
     def __init__(self, stream: int, number: int, *, streams: int) -> None:
