@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST := $(BIN)/python -m pytest --numprocesses=3 --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses=4 --no-loadscope-reorder
 CODE := runtime api planner operator cli trainer-image local-cluster tests examples demo benchmarks release docs
 # If it is set, each of the tests' many processes compiles again what it imports.
 unexport PYTHONDONTWRITEBYTECODE
