@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from spottrain_api.contract.assignments import CapacityType, Member
 from spottrain_api.contract.reports import CommitRef, MemoryEstimate, StrategyChoice
 from spottrain_api.history import HistoryPoint
+from spottrain_api.v1alpha1.spending import CostStatus
 from spottrain_api.v1alpha1.status import (
     Condition,
-    CostStatus,
     Counts,
     GenerationState,
     GenerationStatus,

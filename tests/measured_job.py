@@ -15,16 +15,14 @@ from spottrain_api.contract.assignments import AgentReport, CapacityType, Member
 from spottrain_api.contract.notices import Notice
 from spottrain_api.contract.reports import CheckpointTimings, CommitRef, Progress
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
+from spottrain_api.v1alpha1.spending import CostStatus, PoolCost, TimeStatus
 from spottrain_api.v1alpha1.status import (
     Condition,
-    CostStatus,
     Counts,
     GenerationState,
     GenerationStatus,
     Phase,
-    PoolCost,
     ProgressStatus,
-    TimeStatus,
     TrainingJobStatus,
     Transition,
 )

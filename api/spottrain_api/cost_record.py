@@ -11,7 +11,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spottrain_api.v1alpha1.status import DayCost, PoolCost, StatusResource
+from spottrain_api.settings.resource import StatusResource
+from spottrain_api.v1alpha1.spending import DayCost, PoolCost
 
 COST_KIND = "TrainingJobCost"
 COST_PLURAL = "trainingjobcosts"

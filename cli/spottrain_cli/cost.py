@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spottrain_api.cost_record import DAYS_KEPT, CostRecord, merge_days
-from spottrain_api.v1alpha1.status import DayCost
+from spottrain_api.v1alpha1.spending import DayCost
 from spottrain_cli.api_access import UserError
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_runtime.wording import listed

@@ -16,7 +16,8 @@ from spottrain_api import crd
 from spottrain_api.contract.names import ANNOTATION_POOL, API_VERSION, LABEL_JOB, LABEL_JOB_UID, TOKEN_AUDIENCE
 from spottrain_api.cost_record import DAYS_KEPT, CostRecord
 from spottrain_api.history import HISTORY_FIELD, HISTORY_KIND
-from spottrain_api.v1alpha1.status import CostStatus, DayCost, PoolCost, TrainingJobStatus
+from spottrain_api.v1alpha1.spending import CostStatus, DayCost, PoolCost
+from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.control_api.agents import ReportBox
 from spottrain_operator.control_api.cluster_keys import ClusterKeys
 from spottrain_operator.control_api.token_review import review_token

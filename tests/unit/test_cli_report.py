@@ -13,7 +13,8 @@ import pytest
 
 from job_snapshots import SPEC, START, at, history_point, snapshot
 from spottrain_api.history import MAX_POINTS, HistoryPoint
-from spottrain_api.v1alpha1.status import CostStatus, Phase, TimeStatus, TrainingJobStatus, Transition
+from spottrain_api.v1alpha1.spending import CostStatus, TimeStatus
+from spottrain_api.v1alpha1.status import Phase, TrainingJobStatus, Transition
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import money
 from spottrain_cli.pictures import TimeAxis, generations_by_step, loss_lines, phase_spans, time_by_phase

@@ -12,7 +12,8 @@ from scene import NOW, Scene, training, training_job
 from simulation.world import World
 from spottrain_api.contract.assignments import AgentPhase, CapacityType
 from spottrain_api.v1alpha1.budget import Budget
-from spottrain_api.v1alpha1.status import CostStatus, GenerationState, Phase
+from spottrain_api.v1alpha1.spending import CostStatus
+from spottrain_api.v1alpha1.status import GenerationState, Phase
 from spottrain_operator.core.model import CreatePod, DeletePod
 from world.jobs import spec_of
 

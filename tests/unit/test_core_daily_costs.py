@@ -9,7 +9,7 @@ import pytest
 
 from scene import NOW, Scene, training_job
 from spottrain_api.cost_record import MAX_POOLS, add_pools, merge_days, record_name
-from spottrain_api.v1alpha1.status import CostStatus, DayCost, PoolCost
+from spottrain_api.v1alpha1.spending import CostStatus, DayCost, PoolCost
 from spottrain_operator.core.facts.daily_costs import DAYS_IN_STATUS, Charge, add_charges, parts_by_day
 
 PRICES = {"onDemand": {"min": 2, "pricePerHour": 3.0}, "spot": {"pricePerHour": 1.0}}

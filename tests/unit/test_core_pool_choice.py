@@ -11,7 +11,8 @@ from scene import Scene, at, notice, pod, training_job, waiting_job
 from simulation.world import World
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.v1alpha1.capacity import Capacity, OnDemandCapacity
-from spottrain_api.v1alpha1.status import CostStatus, Transition
+from spottrain_api.v1alpha1.spending import CostStatus
+from spottrain_api.v1alpha1.status import Transition
 from spottrain_operator.core.facts.costs import price
 from spottrain_operator.core.facts.demand import demand
 from spottrain_operator.core.facts.pools import pool_hash

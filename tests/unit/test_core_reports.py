@@ -35,7 +35,8 @@ from spottrain_api.settings.choices import StabilityAction
 from spottrain_api.settings.stability import LossSpikeConfig, StabilityConfig
 from spottrain_api.v1alpha1.checkpoint import Checkpoint
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
-from spottrain_api.v1alpha1.status import GenerationState, TimeStatus, Transition
+from spottrain_api.v1alpha1.spending import TimeStatus
+from spottrain_api.v1alpha1.status import GenerationState, Transition
 from spottrain_operator.core.assignments import assignment_for
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import MAX_TRANSITIONS

@@ -15,7 +15,8 @@ from scene import NOW, START, at, failed, starting_job, training, training_job
 from simulation.world import World
 from spottrain_api.contract.assignments import AgentPhase, CapacityType
 from spottrain_api.contract.reports import FailureReason, Progress, TrainerPhase
-from spottrain_api.v1alpha1.status import Phase, ProgressStatus, TimeStatus, TrainingJobStatus, Transition
+from spottrain_api.v1alpha1.spending import TimeStatus
+from spottrain_api.v1alpha1.status import Phase, ProgressStatus, TrainingJobStatus, Transition
 from world.invariants import parts_of
 from world.jobs import spec_of
 

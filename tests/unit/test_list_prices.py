@@ -10,7 +10,7 @@ import pytest
 from scene import NOW, Scene, training_job
 from spottrain_api import list_prices
 from spottrain_api.list_prices import LABEL_INSTANCE_TYPE, LIST_PRICES_OF, list_price
-from spottrain_api.v1alpha1.status import CostStatus
+from spottrain_api.v1alpha1.spending import CostStatus
 
 RESERVED = {"name": "block", "capacityType": "reserved", "provider": "eks"}
 

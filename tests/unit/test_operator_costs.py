@@ -10,7 +10,8 @@ import pytest
 from operator_world import CrashingCluster, World
 from operator_world import job as new_job
 from spottrain_api.cost_record import DAYS_KEPT, record_name
-from spottrain_api.v1alpha1.status import CostStatus, DayCost, PoolCost, TrainingJobStatus
+from spottrain_api.v1alpha1.spending import CostStatus, DayCost, PoolCost
+from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.kube.resources import COSTS

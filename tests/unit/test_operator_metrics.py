@@ -27,7 +27,8 @@ from measured_job import (
 from prometheus_binaries import find_prometheus
 from spottrain_api.contract.assignments import CapacityType, Member
 from spottrain_api.contract.notices import NodeWatch, NoticeKind, WatchState
-from spottrain_api.v1alpha1.status import CostStatus, GenerationState, Phase, TrainingJobStatus, Transition
+from spottrain_api.v1alpha1.spending import CostStatus
+from spottrain_api.v1alpha1.status import GenerationState, Phase, TrainingJobStatus, Transition
 from spottrain_operator import process
 from spottrain_operator.core.model import NodeView, ReportView
 from spottrain_operator.job_families import JOB

@@ -8,7 +8,8 @@ from datetime import datetime
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.notices import Notice, NoticeKind
 from spottrain_api.contract.reports import CommitRef
-from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus, TimeStatus, TrainingJobStatus
+from spottrain_api.v1alpha1.spending import TimeStatus
+from spottrain_api.v1alpha1.status import GenerationState, GenerationStatus, TrainingJobStatus
 from spottrain_operator.core.model import DeletePod, Observed, Plan
 from spottrain_operator.core.plan import plan
 from spottrain_operator.core.timing import seconds_between

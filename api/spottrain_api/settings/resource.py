@@ -28,6 +28,15 @@ class Resource(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
+class StatusResource(Resource):
+    """Base of the status.
+
+    Unknown fields are ignored, so that an older operator can read a newer status.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+
 class FreeForm(Resource):
     """A part of another API, passed through unchanged.
 

@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 from spottrain_api.contract.names import API_VERSION, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
 from spottrain_api.cost_record import COST_KIND, DAYS_KEPT, CostRecord, merge_days, record_name
 from spottrain_api.tolerant import read_known
-from spottrain_api.v1alpha1.status import DayCost, TrainingJobStatus
+from spottrain_api.v1alpha1.spending import DayCost
+from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.kube.cluster import Cluster, write
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey

@@ -10,7 +10,7 @@ from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.cost_record import add_pools
 from spottrain_api.list_prices import LIST_CURRENCY, list_price
 from spottrain_api.v1alpha1.capacity import Capacity, Pool, PoolType
-from spottrain_api.v1alpha1.status import CostStatus, PoolCost
+from spottrain_api.v1alpha1.spending import CostStatus, PoolCost
 from spottrain_operator.core.facts.daily_costs import Charge, add_charges, list_prices_of, parts_by_day
 from spottrain_operator.core.facts.situation import PodFacts, Situation
 

@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 
 from spottrain_api.cost_record import add_pools, merge_days
 from spottrain_api.list_prices import LIST_PRICES_OF
-from spottrain_api.v1alpha1.status import DayCost, PoolCost
+from spottrain_api.v1alpha1.spending import DayCost, PoolCost
 
 # An operator whose records of days can't be written for so long loses those before.
 DAYS_IN_STATUS = 7

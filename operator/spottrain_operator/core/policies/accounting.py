@@ -5,7 +5,8 @@ The cost is compared with that of on-demand nodes alone. Goodput is the share of
 
 from __future__ import annotations
 
-from spottrain_api.v1alpha1.status import CostStatus, TrainingJobStatus
+from spottrain_api.v1alpha1.spending import CostStatus
+from spottrain_api.v1alpha1.status import TrainingJobStatus
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.costs import accounting_time, cost_now
 from spottrain_operator.core.facts.members import says_nothing

@@ -9,7 +9,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from spottrain_api.contract.reports import Progress
-from spottrain_api.v1alpha1.status import GenerationStatus, Phase, TimeStatus, TrainingJobStatus
+from spottrain_api.v1alpha1.spending import TimeStatus
+from spottrain_api.v1alpha1.status import GenerationStatus, Phase, TrainingJobStatus
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.timing import seconds_between
