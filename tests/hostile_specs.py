@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "arguments-without-end": (script(script="a", args=["a"] * 1025), "must have at most 1024 items"),
     "line-break-in-the-image": ({"image": "trainer\nevil"}, PATTERN),
     "image-of-a-megabyte": ({"image": MEGABYTE}, LONG),
-    "no-image": ({"image": ""}, "should be at least 1 chars long"),
+    "no-image": ({"image": ""}, "image is missing; name the container image"),
     "terminal-escape-in-a-pool": (pool(name="\x1b]0;mine\x07"), PATTERN),
     "pool-of-a-megabyte": (pool(name=MEGABYTE), LONG),
     "selector-of-a-megabyte": (pool(nodeSelector={"a": MEGABYTE}), LONG),

@@ -324,7 +324,8 @@ class Capacity(Resource):
             description="Time by which the job is to finish, for as little money as possible, as in "
             "2026-01-31T12:00:00Z. While there is time, the job waits for spot nodes; once there is none left, "
             "on-demand nodes stand in at once. Steps count, but not what a script does after its last one. "
-            "Default: none, and fallback alone decides."
+            "Default: none, and fallback alone decides.",
+            json_schema_extra={"maxLength": 64},
         ),
     ] = None
     currency: Annotated[
