@@ -10,14 +10,14 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from spottrain_local.built_binaries import PACKAGES, build_binaries
+from spottrain_local.built_binaries import PACKAGES, build_binaries, fetch_sources
 from spottrain_local.fetched_binaries import RELEASED, fetch_binaries
 from spottrain_local.go_module import CONTROL_PLANE_MODULE, KUEUE_MODULE, GoModule
 from spottrain_local.layout import LocalClusterError, cache_root
@@ -32,6 +32,7 @@ STREAMS = "kubelet-streams"
 METRICS = "metrics-server"
 # Admits jobs in queues. Only tests of queues need it, and it has a module of its own.
 KUEUE = "kueue"
+KUEUE_CRDS = "kueue-crds"
 
 # Put those of these binaries that a release has into a folder, and return why some are missing.
 Fetch = Callable[[Collection[str], Path, Console], Collection[str]]
@@ -150,6 +151,32 @@ def obtain_kueue(console: Console) -> Path:
     return find_kueue()
 
 
+def find_kueue_crds() -> Path:
+    """Return the folder with Kueue's CRDs.
+
+    Raises:
+        LocalClusterError: They were not fetched yet.
+    """
+    path = KUEUE_MODULE.cache_folder / "crds"
+    if not path.is_dir():
+        raise LocalClusterError(f"There is no {path}. Run `make kueue-crds`, which fetches it.")
+    return path
+
+
+def obtain_kueue_crds(console: Console) -> Path:
+    """Return the folder with Kueue's CRDs, which are fetched once, without a build.
+
+    Raises:
+        LocalClusterError: They can't be fetched.
+    """
+    folder = KUEUE_MODULE.cache_folder
+    if not (folder / "crds").is_dir():
+        with _obtaining(folder, console) as work:
+            fetch_sources(work / "fetched", console, module=KUEUE_MODULE)
+            _keep(work / "fetched", folder)
+    return find_kueue_crds()
+
+
 def _announce(names: Collection[str], module: GoModule, console: Console, reason: str = "") -> None:
     what = "All binaries take" if module is CONTROL_PLANE_MODULE else "That takes"
     console.print(
@@ -213,14 +240,19 @@ def _work_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
+# What comes of another Go module than the control plane's.
+OBTAINED: Mapping[str, Callable[[Console], Path]] = {KUEUE: obtain_kueue, KUEUE_CRDS: obtain_kueue_crds}
+
+
 def _keep(complete: Path, folder: Path) -> None:
     for path in sorted(complete.iterdir(), key=Path.is_file):  # a binary that is there has its folders
         folder.mkdir(exist_ok=True)
-        path.replace(folder / path.name)
+        if not (folder / path.name).is_dir():  # the same sources: the name of the folder is a hash of their version
+            path.replace(folder / path.name)
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice([*sorted(PACKAGES), KUEUE]))
+@click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice([*sorted(PACKAGES), *OBTAINED]))
 @click.option("--all", "all_of_them", is_flag=True, help="Obtain all binaries, also those that only tests need.")
 def main(names: tuple[str, ...], all_of_them: bool) -> None:
     """Fetch or build binaries into the user's cache, and print the path of each NAME.
@@ -230,8 +262,8 @@ def main(names: tuple[str, ...], all_of_them: bool) -> None:
     wanted = names or (sorted(PACKAGES) if all_of_them else (*CONTROL_PLANE, HELM))
     try:
         console = Console(stderr=True)
-        binaries = obtain_binaries([name for name in wanted if name != KUEUE], console)
-        paths = [obtain_kueue(console) if name == KUEUE else binaries.path(name) for name in names]
+        binaries = obtain_binaries([name for name in wanted if name not in OBTAINED], console)
+        paths = [OBTAINED[name](console) if name in OBTAINED else binaries.path(name) for name in names]
     except LocalClusterError as error:
         raise click.ClickException(str(error)) from error
     for path in paths:

@@ -48,14 +48,37 @@ def build_binaries(
         packages = sorted(module.packages[name] for name in names)
         go = _go_command(console, env)
         _run_build(go, packages, into, env, console, module)
-        for name, (dependency, folder) in module.folders.items():
-            [sources] = _stream([str(go), "list", "-m", "-f", "{{.Dir}}", dependency], env, module)
-            shutil.copytree(Path(sources) / folder, into / name)
+        _copy_sources(go, into, env, module)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     for name in BUILT_NAMES.keys() & set(names):
         (into / BUILT_NAMES[name]).rename(into / name)
     console.print(f"Built {', '.join(sorted(names))} in {time.monotonic() - started:.0f} s.", soft_wrap=True)
+
+
+def fetch_sources(into: Path, console: Console, *, module: GoModule) -> None:
+    """Fetch the folders of sources that the module keeps into an empty folder, and build nothing.
+
+    Raises:
+        LocalClusterError: They can't be fetched.
+    """
+    scratch = into.with_name(f"{into.name}.go")
+    scratch.mkdir()
+    try:
+        env = _go_environment(scratch)
+        go = _go_command(console, env)
+        for dependency in sorted({dependency for dependency, _ in module.folders.values()}):
+            for _ in _stream([str(go), "mod", "download", dependency], env, module):
+                continue
+        _copy_sources(go, into, env, module)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _copy_sources(go: Path, into: Path, env: dict[str, str], module: GoModule) -> None:
+    for name, (dependency, folder) in module.folders.items():
+        [sources] = _stream([str(go), "list", "-m", "-f", "{{.Dir}}", dependency], env, module)
+        shutil.copytree(Path(sources) / folder, into / name)
 
 
 def _go_environment(scratch: Path) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,6 +14,7 @@ from cluster_setups import RealSetup, Setup, in_memory, on_a_control_plane
 from minimal_job import MINIMAL
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_QUEUE
+from spottrain_local.binaries import find_kueue_crds
 from spottrain_operator.core.model import JobView
 from spottrain_operator.core.workloads import (
     CreateWorkload,
@@ -32,7 +33,6 @@ from spottrain_operator.objects.queues import DEFINITION, Queues
 from spottrain_operator.objects.watched_cluster import WatchedCluster
 
 MINIMUM = {CapacityType.ON_DEMAND: 0, CapacityType.SPOT: 2}
-SCHEMA = Path(__file__).with_name("kueue_workloads.yaml")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -67,10 +67,18 @@ async def install(setup: Setup) -> None:
     """Let the cluster have Workloads. They stay: nobody else minds."""
     if not isinstance(setup, RealSetup) or await setup.direct.get(DEFINITIONS, DEFINITION) is not None:
         return
-    await setup.direct.create(DEFINITIONS, yaml.safe_load(SCHEMA.read_text()))
+    await setup.direct.create(DEFINITIONS, schema())
     async with asyncio.timeout(20):
         while not is_established(await setup.direct.get(DEFINITIONS, DEFINITION)):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+
+def schema() -> Manifest:
+    """Kueue's definition of a Workload, without the version that its webhook would convert."""
+    text = (find_kueue_crds() / "kueue.x-k8s.io_workloads.yaml").read_text()
+    found: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
+    found["spec"]["versions"] = [each for each in found["spec"]["versions"] if each["name"] == "v1beta2"]
+    return found
 
 
 def is_established(definition: Manifest | None) -> bool:

@@ -15,10 +15,12 @@ from spottrain_local.binaries import (
     CONTROL_PLANE,
     HELM,
     KUEUE,
+    KUEUE_CRDS,
     METRICS,
     STREAMS,
     find_binaries,
     find_kueue,
+    find_kueue_crds,
     main,
     obtain_binaries,
 )
@@ -231,6 +233,16 @@ def test_kueue_is_built_once_from_a_module_of_its_own(fake_go: Path, cache: Path
     assert {path.name for path in folder.iterdir()} == {KUEUE, "crds", "webhooks"}
     assert fake_go.with_name("go.built").read_text().split() == [KUEUE]
     assert not list(cache.glob("controlplane-*"))
+
+
+def test_kueues_definitions_are_fetched_without_a_build(fake_go: Path, cache: Path) -> None:
+    with pytest.raises(LocalClusterError, match=r"There is no .*/crds\. Run `make kueue-crds`"):
+        find_kueue_crds()
+    for _ in range(2):
+        done = CliRunner().invoke(main, [KUEUE_CRDS])
+        assert done.stdout.splitlines() == [str(find_kueue_crds())]
+    assert not fake_go.with_name("go.built").exists()
+    assert CliRunner().invoke(main, [KUEUE]).exit_code == 0, "a build leaves them where they are"
 
 
 @pytest.mark.parametrize(
