@@ -24,6 +24,14 @@ from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.pods import JobRef, build_pod
 from world.cluster import MemoryCluster
 
+# Each is asked itself, and through what is watched of it.
+EACH_CLUSTER = [
+    "memory",
+    "memory, watched",
+    pytest.param("real", marks=pytest.mark.cluster),
+    pytest.param("real, watched", marks=pytest.mark.cluster),
+]
+
 
 class MemorySetup:
     """How the tests prepare a cluster in memory."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -17,43 +15,18 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import default_collate
 
 import spottrain
-
-STEPS_A_WORLD = 2
-NUM_WORLDS = 3
-TOTAL = STEPS_A_WORLD * NUM_WORLDS
-WIDTH, NUM_SAMPLES = 6, 40
-
-Weigh = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A loop.
-
-    Attributes:
-        train: The script. It calls its second argument after each step, which asks for a drain, and returns the
-            trained weights on rank 0.
-        plain: What a single process trains without the library.
-    """
-
-    train: Callable[[spottrain.Session, Callable[[], None]], Mapping[str, Any]]
-    plain: Callable[[], Mapping[str, Any]]
-    global_batch: int
-    micro_batch: int
-
-
-def samples() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    draw = torch.Generator().manual_seed(3)
-    return [(torch.randn(WIDTH, generator=draw), torch.randn(WIDTH, generator=draw)) for _ in range(NUM_SAMPLES)]
-
-
-def batches(size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The global batches of the steps, in the order of the data."""
-    data = samples()
-    for step in range(TOTAL):
-        chosen = [data[position % NUM_SAMPLES] for position in range(step * size, (step + 1) * size)]
-        images, texts = zip(*chosen, strict=True)
-        yield torch.stack(images), torch.stack(texts)
+from loop_parts import (
+    NUM_SAMPLES,
+    TOTAL,
+    WIDTH,
+    Loop,
+    Weigh,
+    batches,
+    plain_state,
+    samples,
+    spread,
+)
+from playing_loops import EPISODES, Q_BATCH, actor_critic, q_learning
 
 
 class Towers(nn.Module):
@@ -126,20 +99,6 @@ LOOPS = {
     "contrastive, attached": contrastive_loop(7, is_attached=True),
     "contrastive, attached, with idle ranks": contrastive_loop(2, is_attached=True),
 }
-
-
-def spread(session: spottrain.Session, model: nn.Module) -> nn.Module:
-    """As a script of its own does it."""
-    return nn.parallel.DistributedDataParallel(model) if session.world_size > 1 else model
-
-
-def plain_state(**models: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights of all models."""
-    return {
-        f"{name}.{key}": value.detach().clone()
-        for name, model in models.items()
-        for key, value in getattr(model, "module", model).state_dict().items()
-    }
 
 
 def noise(step: int, size: int) -> torch.Tensor:
@@ -216,80 +175,6 @@ def plain_gan() -> Mapping[str, Any]:
     return gan.weights()
 
 
-class Environment:
-    """A task without data: the reward is high where the action is near a function of the observation."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def observe(self, size: int) -> torch.Tensor:
-        return torch.randn(size, WIDTH, generator=torch.Generator().manual_seed(self.number))
-
-    def state_dict(self) -> dict[str, Any]:
-        return vars(self)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        vars(self).update(state_dict)
-
-
-Q_BATCH, CAPACITY = 8, 1 << 16
-
-
-def q_learning(session: spottrain.Session | None, after_step: Callable[[], None]) -> Mapping[str, Any]:
-    """A replay buffer in numpy arrays, a target network, and a temperature that has an optimizer of its own."""
-    torch.manual_seed(7)
-    online, target = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 3)
-    target.load_state_dict(online.state_dict())
-    temperature = torch.zeros(1, requires_grad=True)
-    replay: dict[str, Any] = {"observations": np.zeros((CAPACITY, WIDTH), np.float32), "size": 0}
-    best: list[float] = []
-    environment = Environment()
-    network = spread(session, online) if session is not None else online
-    of_network = torch.optim.Adam(network.parameters(), lr=0.05)
-    of_temperature = torch.optim.Adam([temperature], lr=0.1)
-    run = None
-    if session is not None:
-        run = session.attach(
-            total=TOTAL,
-            network=network,
-            target=target,
-            temperature=temperature,
-            of_network=of_network,
-            of_temperature=of_temperature,
-            replay=replay,
-            best=best,
-            environment=environment,
-        )
-    for step in range(TOTAL) if run is None else iter(lambda: run.step, TOTAL):
-        seen = environment.observe(Q_BATCH)
-        environment.number += 1
-        size = replay["size"]
-        replay["observations"][size : size + Q_BATCH] = seen.numpy()
-        replay["size"] = size + Q_BATCH
-        positions = range(Q_BATCH) if run is None else [position % Q_BATCH for position in run.share]
-        drawn = [(7 * position + step) % (size + Q_BATCH) for position in positions]
-        chosen = torch.from_numpy(replay["observations"][drawn])
-        with torch.no_grad():
-            wanted = chosen[:, :3] + 0.9 * target(chosen)
-        loss = functional.mse_loss(network(chosen), wanted)
-        of_network.zero_grad()
-        torch.autograd.backward(loss if run is None else run.weigh(loss))
-        of_network.step()
-        of_temperature.zero_grad()
-        torch.autograd.backward((temperature.exp() * (2.0 + step)).sum())
-        of_temperature.step()
-        if step % 2:
-            target.load_state_dict(online.state_dict())
-        best.append(float(step))
-        if run is not None:
-            run.boundary(run.weigh(loss))
-            after_step()
-    assert best == [float(step) for step in range(TOTAL)]
-    assert environment.number == TOTAL
-    everything = torch.from_numpy(replay["observations"][: TOTAL * Q_BATCH].copy())
-    return {**plain_state(network=network, target=target), "temperature": temperature.detach(), "replay": everything}
-
-
 LOOPS["gan"] = Loop(train_gan, plain_gan, GAN_BATCH, GAN_BATCH)
 LOOPS["q learning"] = Loop(q_learning, lambda: q_learning(None, lambda: None), Q_BATCH, Q_BATCH)
 
@@ -344,57 +229,6 @@ def plain_mesh() -> Mapping[str, Any]:
         torch.autograd.backward(functional.mse_loss(model(inputs), targets))
         optimizer.step()
     return model.state_dict()
-
-
-class Policy(nn.Module):
-    """An actor and a critic over one body."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(17)
-        self.body, self.actor, self.critic = nn.Linear(WIDTH, 8), nn.Linear(8, 2), nn.Linear(8, 1)
-
-    def forward(self, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = torch.relu(self.body(seen))
-        return functional.log_softmax(self.actor(hidden), -1), self.critic(hidden).squeeze(-1)
-
-
-EPISODES = 8
-
-
-def actor_critic(session: spottrain.Session | None, after_step: Callable[[], None]) -> Mapping[str, Any]:
-    """Episodes of an environment instead of data, several updates a step, and two optimizers for one model."""
-    policy = Policy()
-    network = spread(session, policy) if session is not None else policy
-    matrices = [each for each in policy.parameters() if each.ndim == 2]
-    of_matrices = torch.optim.SGD(matrices, lr=0.05, momentum=0.9, nesterov=True)
-    of_others = torch.optim.AdamW([each for each in policy.parameters() if each.ndim != 2], lr=0.01)
-    rewards: dict[str, float] = {"running": 10.0}
-    run = None
-    if session is not None:
-        run = session.attach(
-            total=TOTAL, policy=network, of_matrices=of_matrices, of_others=of_others, rewards=rewards
-        )
-    for step in range(TOTAL) if run is None else iter(lambda: run.step, TOTAL):
-        draw = torch.Generator().manual_seed(step)
-        seen, chosen = torch.randn(EPISODES, WIDTH, generator=draw), torch.rand(EPISODES, generator=draw)
-        own = list(range(EPISODES)) if run is None else [position % EPISODES for position in run.share]
-        for _ in range(2):  # epochs of PPO over the same episodes
-            logs, values = network(seen[own])
-            actions = (chosen[own] > 0.5).long()
-            returns = seen[own, 0] * (1.0 - 2.0 * actions)
-            advantage = returns - values.detach()
-            loss = (-logs[range(len(own)), actions] * advantage).mean() + functional.mse_loss(values, returns)
-            for each in (of_matrices, of_others):
-                each.zero_grad()
-            torch.autograd.backward(loss if run is None else run.weigh(loss))
-            for each in (of_matrices, of_others):
-                each.step()
-        rewards["running"] = 0.95 * rewards["running"] + 0.05 * float(seen[:, 0].sum())
-        if run is not None:
-            run.boundary(run.weigh(loss))
-            after_step()
-    return {**plain_state(policy=network), "running": torch.tensor(rewards["running"])}
 
 
 COLUMNS, LENGTH = 6, 3

@@ -7,20 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from cluster_setups import Setup, in_memory, on_a_control_plane, put_job
+from cluster_setups import EACH_CLUSTER, Setup, in_memory, on_a_control_plane, put_job
 from spottrain_operator.kube.kopf_watch import watch_jobs
 from spottrain_operator.kube.resources import Manifest
 from spottrain_operator.objects.watched_cluster import WatchedCluster
 
 
-@pytest.fixture(
-    params=[
-        "memory",
-        "memory, watched",
-        pytest.param("real", marks=pytest.mark.cluster),
-        pytest.param("real, watched", marks=pytest.mark.cluster),
-    ]
-)
+@pytest.fixture(params=EACH_CLUSTER)
 async def setup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
     """Each implementation of the cluster client, with a cluster."""
     where, _, watched = request.param.partition(", ")

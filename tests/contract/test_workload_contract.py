@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster_setups import RealSetup, Setup, in_memory, on_a_control_plane
+from cluster_setups import EACH_CLUSTER, RealSetup, Setup, in_memory, on_a_control_plane
 from minimal_job import MINIMAL
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_QUEUE
@@ -36,14 +36,7 @@ MINIMUM = {CapacityType.ON_DEMAND: 0, CapacityType.SPOT: 2}
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@pytest.fixture(
-    params=[
-        "memory",
-        "memory, watched",
-        pytest.param("real", marks=pytest.mark.cluster),
-        pytest.param("real, watched", marks=pytest.mark.cluster),
-    ]
-)
+@pytest.fixture(params=EACH_CLUSTER)
 async def setup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
     where, _, watched = request.param.partition(", ")
     async with on_a_control_plane(request, monkeypatch) if where == "real" else in_memory() as made:
