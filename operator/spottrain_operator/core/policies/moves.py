@@ -23,8 +23,7 @@ from spottrain_runtime.wording import counted
 def move(situation: Situation, draft: Draft) -> Draft:
     """Create pods in a cheaper pool than members are in, if the rest of the job saves more than a restart costs.
 
-    The first one asks for a node alone. If it gets none, the pool is avoided for a while, and then
-    asked again.
+    The first one asks for a node alone. If it gets none, the pool is avoided for a while, and then asked again.
     """
     generation, status = draft.running, draft.status
     if generation is None or generation.state is not GenerationState.ACTIVE or generation.first_step_at is None:
