@@ -26,6 +26,7 @@ from spottrain_operator.core.workloads import (
     WorkloadView,
 )
 from spottrain_operator.core.workloads import FinishWorkload as Finish
+from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.resources import DEFINITIONS, JOBS, WORKLOADS, Manifest
 from spottrain_operator.objects.observe import job_view
 from spottrain_operator.objects.placement import Site
@@ -62,7 +63,7 @@ async def install(setup: Setup) -> None:
         return
     await setup.direct.create(DEFINITIONS, schema())
     async with asyncio.timeout(20):
-        while not is_established(await setup.direct.get(DEFINITIONS, DEFINITION)):  # noqa: ASYNC110
+        while not await is_served(setup):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
@@ -74,9 +75,13 @@ def schema() -> Manifest:
     return found
 
 
-def is_established(definition: Manifest | None) -> bool:
-    conditions = (definition or {}).get("status", {}).get("conditions") or ()
-    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+async def is_served(setup: Setup) -> bool:
+    """Whether the API server answers for Workloads. It makes their storage after the definition is established."""
+    try:
+        await setup.direct.list(WORKLOADS, namespace=setup.namespace)
+    except ClusterError:
+        return False
+    return True
 
 
 class Job:
