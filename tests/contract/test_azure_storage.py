@@ -28,7 +28,6 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
 )
 from spottrain.checkpoint.store_trial import try_store
-from spottrain.checkpoint.stores import azure_storage
 from spottrain.checkpoint.stores.azure_account import AzureAccount
 from spottrain.checkpoint.stores.azure_storage import AzureStorage
 from spottrain.checkpoint.stores.storage import CheckpointStorage
@@ -153,13 +152,6 @@ def test_another_server_is_not_taken_for_an_empty_bucket(gs_store: ObjectStore) 
     storage = AzureStorage(bucket="b", endpoint_url=gs_store.endpoint_url, retries=0)
     with pytest.raises(StorageUnavailable, match=r"No bucket answers at az://b/HEAD at http.*: check checkpoint"):
         storage.get("HEAD")
-
-
-def test_a_listing_goes_on_after_its_first_page(storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(azure_storage, "_PAGE_OBJECTS", 2)
-    for key in "abcde":
-        storage.put(key, b"1")
-    assert list(storage.list("")) == [(key, 1) for key in "abcde"]
 
 
 def test_soft_delete_is_named(az_store: ObjectStore, storage: CheckpointStorage) -> None:

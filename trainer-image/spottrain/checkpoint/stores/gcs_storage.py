@@ -44,6 +44,7 @@ from spottrain_runtime.wording import one_line
 _PARTS = 4
 _CONNECT_SECONDS = 5.0  # also the time in which the store has to take a piece of a body
 _SMALLEST_PART = 8 << 20
+_PAGE_OBJECTS = 1000
 _NO_ANSWER = (requests.RequestException, TransportError, OSError)
 
 
@@ -150,7 +151,10 @@ class GcsStorage:
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         with self._sentences(prefix):
-            for blob in self._client.list_blobs(self._bucket, prefix=self._prefix + prefix, **self._patience):
+            blobs = self._client.list_blobs(
+                self._bucket, prefix=self._prefix + prefix, page_size=_PAGE_OBJECTS, **self._patience
+            )
+            for blob in blobs:
                 yield blob.name.removeprefix(self._prefix), int(blob.size)
 
     def delete(self, keys: Iterable[str]) -> None:

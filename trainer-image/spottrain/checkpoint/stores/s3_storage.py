@@ -44,7 +44,7 @@ PART_BYTES = 8 << 20
 _LARGE_PART_BYTES = 64 << 20
 _MAX_PARTS = 10_000
 _PARALLEL_PARTS = 4
-_DELETE_BATCH = 1000
+_PAGE_OBJECTS = 1000  # of a listing, and of a deletion
 _READ_BYTES = 1 << 20  # botocore copies what it reads, which is fast while it is in the processor's cache
 _CONFLICT_RETRIES = 10
 _BROKEN_ANSWERS = 3
@@ -153,7 +153,7 @@ class S3Storage:
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=self._prefix + prefix
+            Bucket=self._bucket, Prefix=self._prefix + prefix, MaxKeys=_PAGE_OBJECTS
         )
         with self._answers.of_the_bucket(prefix):
             for page in pages:
@@ -162,7 +162,7 @@ class S3Storage:
 
     def delete(self, keys: Iterable[str]) -> None:
         remaining = iter(keys)
-        while batch := list(islice(remaining, _DELETE_BATCH)):
+        while batch := list(islice(remaining, _PAGE_OBJECTS)):
             if not self._deletes_singly:
                 try:
                     self._delete_together(batch)
