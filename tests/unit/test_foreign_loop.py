@@ -53,6 +53,23 @@ def begin(total: Any) -> tuple[int, Progress]:
         return loop.total, session._context.reporter.progress
 
 
+def test_a_loop_by_epoch_has_exact_ends() -> None:
+    with spottrain.session(global_batch=2, micro_batch=2) as session:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loop = ForeignLoop(session.adopt(model, optimizer, dataset=[torch.ones(1)] * 5), epochs=2)
+        optimizer.register_step_pre_hook(loop.before_update)
+        found = []
+        for epoch in loop.epochs():
+            for batch in epoch:
+                torch.autograd.backward(loop.weigh(model(batch).sum()))
+                optimizer.step()
+                found.append((epoch.number, len(batch)))
+            found.append((epoch.number, loop.step))
+    assert found == [(0, 2), (0, 2), (0, 1), (0, 3), (1, 2), (1, 2), (1, 1), (1, 6)]
+    assert loop.total == 6
+
+
 @pytest.mark.parametrize("total", [6.0, np.int64(6), np.ceil(5.5), torch.tensor(6)])
 def test_a_whole_number_of_any_type_is_a_total(total: Any) -> None:
     used, progress = begin(total)

@@ -51,7 +51,8 @@ class AcceleratedLoop(ForeignLoop):
         optimizer: AcceleratedOptimizer,
         dataset: MapDataset,
         *,
-        total: int,
+        total: int | None = None,
+        epochs: int | None = None,
         scheduler: AcceleratedScheduler | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         shuffle: bool = True,
@@ -68,6 +69,7 @@ class AcceleratedLoop(ForeignLoop):
             optimizer: As `accelerator.prepare` returned it.
             dataset: The training data: anything with a length and items by index.
             total: Steps of the whole run.
+            epochs: Epochs of the whole run, instead of its steps: see `epochs`.
             scheduler: As `accelerator.prepare` returned it; it steps once an optimizer step.
             collate: Makes a batch from a list of items. None: as torch's DataLoader does.
             shuffle: Read the samples in a random order, a different one in each epoch.
@@ -111,7 +113,7 @@ class AcceleratedLoop(ForeignLoop):
             records={"scaler": scaler} if scaler is not None else {},
             instead=_ARGUMENTS,
         )
-        super().__init__(training, total)
+        super().__init__(training, total, epochs=epochs)
         optimizer.optimizer.register_step_pre_hook(self.before_update)
 
     def batches(self) -> Iterator[Any]:

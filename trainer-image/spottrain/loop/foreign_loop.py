@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from spottrain.data.batch import FetchedBatch, MicroBatch
-from spottrain.loop.acceptance import checked_total
-from spottrain.loop.step import Step
+from spottrain.loop.acceptance import check_either
+from spottrain.loop.epoch import Epoch
 from spottrain.loop.training import Training
+from spottrain.loop.under_way import StepsUnderWay
 from spottrain.world.failures import UserError
 
 
@@ -46,25 +47,30 @@ class ForeignLoop:
         3
     """
 
-    def __init__(self, training: Training, total: int) -> None:
+    def __init__(self, training: Training, total: int | None = None, *, epochs: int | None = None) -> None:
         """Resume from the newest commit.
 
         Args:
             training: What `Session.adopt` returned.
             total: Steps of the whole run.
+            epochs: Epochs of the whole run, instead of its steps.
 
         Raises:
-            UserError: As `Training.steps`.
+            UserError: As `Training.steps`, or the length is not said once.
         """
+        check_either(total, epochs)
         self.training = training
-        self.total = checked_total(total)
         self._fetched: deque[MicroBatch] = deque()
         self._num_weighed = 0
         self._has_begun = False  # whether the loop has fetched data of the step under way
         self._is_updated = False  # whether the step under way was updated, or is just about to be
         training.before_finish = self._leave
-        self._steps = training.steps(self.total)
-        self._under_way: Step | None = next(self._steps, None)
+        self._steps = StepsUnderWay(training, total=total, epochs=epochs)
+
+    @property
+    def total(self) -> int:
+        """Steps of the whole run. If an `order` gives epochs of different lengths, as far as it is known."""
+        return self.training.total_steps or 0
 
     @property
     def step(self) -> int:
@@ -86,13 +92,30 @@ class ForeignLoop:
             The micro-batch's part of the step, and its data as `collate` made them, on the rank's device.
         """
         self.complete_step()  # if the loop over the data was left between two steps
-        while (step := self._under_way) is not None:
+        while (step := self._steps.step) is not None:
             for batch in step.fetch():
                 self._has_begun = True
                 self._fetched.append(batch.micro_batch)
                 yield batch
-            if self._under_way is step:
+            if self._steps.step is step:
                 self.complete_step()
+
+    def epochs(self) -> Iterator[Epoch[Any]]:
+        """The epochs that are left of a run of `epochs`, each with an exact end.
+
+        A run that is resumed inside an epoch continues there. One that is resumed after the last step of an epoch
+        begins with that epoch, without steps, so that what the script does after them is done.
+
+        Yields:
+            Each epoch in turn. Loop over its micro-batches.
+
+        Raises:
+            UserError: The run has steps, or the loop over an epoch was left early, and the next one begun.
+        """
+        return self._steps.epochs(
+            lambda: (batch for _, batch in self.micro_batches()),
+            "loop.epochs() needs their number: pass epochs=... instead of total=...",
+        )
 
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
         """Weigh the loss of the oldest micro-batch that is not weighed yet.
@@ -153,12 +176,12 @@ class ForeignLoop:
                 script.
             UserError: Micro-batches of the step are missing.
         """
-        if self._under_way is not None and self._has_begun:
+        if self._steps.step is not None and self._has_begun:
             self._check_weighed("the next step began")
             self.training.updated_elsewhere()
             self.training.pauses = pauses
             self._has_begun, self._is_updated, self._num_weighed = False, False, 0
-            self._under_way = next(self._steps, None)
+            self._steps.advance()
 
     def _leave(self) -> None:
         """Complete a step whose update was made when the script left the loop."""
@@ -174,10 +197,10 @@ class ForeignLoop:
         return self._fetched.popleft()
 
     def _observe(self, share: torch.Tensor) -> None:
-        assert self._under_way is not None  # a micro-batch was fetched
+        assert self._steps.step is not None  # a micro-batch was fetched
         self.training.begin_micro_batch(self._num_weighed)
         self._num_weighed += 1
-        self._under_way.observe(share.detach() / self.training.plan.world_size)
+        self._steps.step.observe(share.detach() / self.training.plan.world_size)
 
     def _check_weighed(self, what: str) -> None:
         number = self.training.plan.num_micro_batches

@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 
 from spottrain.engines.model_state import full_state
 from spottrain.engines.named_state import MODEL
-from spottrain.loop.acceptance import checked_total
 from spottrain.loop.epoch import Epoch
 from spottrain.loop.step import Step
 from spottrain.loop.training import Training
+from spottrain.loop.under_way import StepsUnderWay
 from spottrain.loop.whole_batch import gather
 from spottrain.world.failures import UserError
 
@@ -66,14 +66,7 @@ class Run:
         self._model_state = model_state
         self._is_judged = False
         self._fetched: Step | None = None  # the step whose batch was fetched last
-        self._epochs: Iterator[Epoch[Step]] = iter(())
-        self._epoch: Epoch[Step] | None = None
-        self._is_by_epoch = epochs is not None
-        if epochs is not None:
-            self._epochs = training.epochs(epochs)
-            self._begin_epoch()
-        else:
-            self._begin_steps(training.steps(checked_total(total)))
+        self._steps = StepsUnderWay(training, total=total, epochs=epochs)
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(lambda *_: self._begin_update())
 
@@ -143,7 +136,7 @@ class Run:
         Raises:
             UserError: The run has epochs, or no data set.
         """
-        if self._is_by_epoch or not self._has_data:
+        if self._steps.is_by_epoch or not self._has_data:
             raise UserError(
                 "run.batches() gives the steps of a data set: call session.attach(total=..., dataset=...). Runs of "
                 "epochs have run.epochs(), and a script with data of its own loops `while run.step < run.total`"
@@ -163,12 +156,8 @@ class Run:
         Raises:
             UserError: The run has steps, or the loop over an epoch was left early, and the next one begun.
         """
-        if not self._is_by_epoch:
-            raise UserError("run.epochs() needs their number: call session.attach(epochs=...) instead of total=...")
-        while (epoch := self._epoch) is not None:
-            steps = range(epoch.first_step, epoch.first_step + len(epoch))
-            yield Epoch(epoch.number, steps, self._left())
-            self._begin_epoch()
+        advice = "run.epochs() needs their number: call session.attach(epochs=...) instead of total=..."
+        return self._steps.epochs(self._left, advice)
 
     def evaluation(self) -> AbstractContextManager[None]:
         """As `Training.evaluation`: around what may take long between two steps, such as an evaluation."""
@@ -205,7 +194,7 @@ class Run:
             UserError: All steps of the run or of an epoch are done, or the batch of the step was not fetched.
         """
         if self._under_way is None:
-            after = f"step {self.step}, the last one" + (" of its epoch" if self._epoch is not None else "")
+            after = f"step {self.step}, the last one" + (" of its epoch" if self._steps.epoch is not None else "")
             raise UserError(f"run.boundary was called after {after}; call it once in each step of the loop")
         if self._has_data and self._fetched is not self._under_way:
             raise UserError(
@@ -227,13 +216,9 @@ class Run:
         """
         return full_state(self._model_state(name), keep=self._rank == 0)
 
-    def _begin_epoch(self) -> None:
-        self._epoch = next(self._epochs, None)
-        self._begin_steps(iter(self._epoch) if self._epoch is not None else iter(()))
-
-    def _begin_steps(self, steps: Iterator[Step]) -> None:
-        self._steps = steps
-        self._under_way = next(steps, None)
+    @property
+    def _under_way(self) -> Step | None:
+        return self._steps.step
 
     def _left(self) -> Iterator[Any]:
         """What is left of the epoch, or of a run of steps."""
@@ -248,13 +233,13 @@ class Run:
         if self._has_data:
             [batch] = step.fetch()
             return batch.data
-        assert self._epoch is not None
-        return step.number - 1 - self._epoch.first_step
+        assert self._steps.epoch is not None
+        return step.number - 1 - self._steps.epoch.first_step
 
     def _cross(self) -> None:
         self._is_judged = False
         self._training.updated_elsewhere()
-        self._under_way = next(self._steps, None)
+        self._steps.advance()
 
     def _begin_update(self) -> None:
         if self._under_way is not None:
