@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from spottrain.checkpoint.format import codec
@@ -19,10 +20,13 @@ from spottrain.data.batch import BatchPlan
 from spottrain.data.loader import Data
 from spottrain.data.order import DataOrder
 from spottrain.data.rank_data import RankData
+from spottrain.data.streams import cursor
 from spottrain.recovery.by_rank import RankPart, load_rank_parts, rank_states_of
 
 GLOBAL_BATCH = 12
 LAST = 24
+RESIZED = ((6, 5), (4, 11), (3, 12), (6, LAST))
+"""Generations, each with a number of ranks, up to a step."""
 
 Commit = tuple[int, tuple[codec.Json, ...]]
 """The step of a commit, and the states of its ranks."""
@@ -60,6 +64,12 @@ class WithState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         assert state["of"] == (self._stream, self._number)
         self._next = state["next"]
+
+
+def mark_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams get a mark before each item, however fast they are read."""
+    monkeypatch.setattr(cursor, "_MARK_SECONDS", 0.0)
+    monkeypatch.setattr(cursor, "_MARK_FACTOR", 0)
 
 
 def ranks_of(data: Data, order: DataOrder, world_size: int, audit: Path, generation: int) -> list[RankData]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cluster_fixtures import wait_for
 from shard_corpus import write_corpus
-from spottrain.data import Mixture, Shards, Streams
+from spottrain.data import Mixture, Shards
 from spottrain.data.audit import read_audit
 from spottrain.data.batch import BatchPlan
 from spottrain.data.loader import Data
@@ -190,8 +190,12 @@ SAME = [1, 2, 3]
         ({"web": SAME}, {}, "the source web of Mixture is no pair"),
         ({"web": ([], 1)}, {}, "the source web of Mixture has no samples"),
         ({"web": (SAME, 1), "code": (SAME, 1)}, {}, "the sources web and code of Mixture are the same data set"),
-        ({"web": (Endless(), 1)}, {}, "the source web of Mixture is a Endless, which can't be read by index"),
-        ({"web": (Streams(lambda *_: [], streams=1), 1)}, {}, "the source web of Mixture is a Streams"),
+        (
+            {"web": (Endless(), 1)},
+            {},
+            "the source web of Mixture is a Endless; pass a data set with items by index, or Streams",
+        ),
+        ({"web": (Mixture({"a": (SAME, 1)}), 1)}, {}, "the source web of Mixture is a Mixture"),
         ({"web": (SAME, 0)}, {}, "the weights of Mixture sum to nothing"),
         ({"web": (SAME, math.nan)}, {}, "the weights of Mixture: web has the weight nan"),
         ({"web": (SAME, -1)}, {}, "web has the weight -1"),

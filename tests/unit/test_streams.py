@@ -22,20 +22,28 @@ from spottrain.data import Streams
 from spottrain.data.audit import read_audit
 from spottrain.data.batch import BatchPlan
 from spottrain.data.loader import Data
-from spottrain.data.streams import cursor, reader
+from spottrain.data.streams import reader
 from spottrain.data.streams.cursor import Mark, StreamCursor, StreamError
 from spottrain.data.streams.stream_order import StreamOrder
 from spottrain.recovery.by_rank import load_rank_parts, rank_states_of
-from stream_worlds import GLOBAL_BATCH, LAST, WithState, data_of, generate, length, parts_of, ranks_of, without_state
-
-RESIZED = [(6, 5), (4, 11), (3, 12), (6, LAST)]
+from stream_worlds import (
+    GLOBAL_BATCH,
+    LAST,
+    RESIZED,
+    WithState,
+    data_of,
+    generate,
+    length,
+    mark_everywhere,
+    parts_of,
+    ranks_of,
+    without_state,
+)
 
 
 @pytest.fixture
 def marks_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mark before each item, however fast they are read."""
-    monkeypatch.setattr(cursor, "_MARK_SECONDS", 0.0)
-    monkeypatch.setattr(cursor, "_MARK_FACTOR", 0)
+    mark_everywhere(monkeypatch)
 
 
 @pytest.mark.usefixtures("marks_everywhere")
@@ -171,7 +179,7 @@ def test_marks_are_taken_seldom_if_they_take_time() -> None:
             return self.seconds
 
     clock = Counting()
-    found = StreamCursor(Slow, 200, Mark(), seed=lambda place: None, now=clock)
+    found = StreamCursor(Slow, 200, Mark(), name="stream 200", seed=lambda place: None, now=clock)
     for place in range(1000):
         found.item(place, oldest=place)
     marks = found.pop_marks()
@@ -181,7 +189,7 @@ def test_marks_are_taken_seldom_if_they_take_time() -> None:
 
 
 def open_at(make: Any, mark: Mark = Mark()) -> StreamCursor:  # noqa: B008
-    return StreamCursor(make, 2, mark, seed=lambda place: None, now=Clock())
+    return StreamCursor(make, 2, mark, name="stream 2", seed=lambda place: None, now=Clock())
 
 
 class Forgets(WithState):
@@ -193,7 +201,7 @@ class Forgets(WithState):
     ("make", "mark", "sentence"),
     [
         (lambda stream, number: iter([]), Mark(), "stream 2 has no items in its pass 1"),
-        (lambda stream, number: 7, Mark(), r"make_stream\(2, 0\) returns a int, which has no items"),
+        (lambda stream, number: 7, Mark(), "make_stream returns a int for stream 2, which has no items"),
         (without_state, Mark(9, 0, "{}"), r"stream 2 had a state at item 9 \(pass 0\), and .* no load_state_dict"),
         (Forgets, Mark(9, 0, "{}"), r"which its load_state_dict does not take: KeyError\('shard'\)"),
     ],

@@ -24,7 +24,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
 from torch import nn
 
-from spottrain.data.loader import MapDataset
+from spottrain.data.items import MapDataset
 from spottrain.data.script_order import OrderFunction
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session

@@ -24,7 +24,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 from spottrain.data import random_state
-from spottrain.data.loader import MapDataset
+from spottrain.data.items import MapDataset
 from spottrain.data.script_order import OrderFunction
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session

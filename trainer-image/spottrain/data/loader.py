@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import chain, islice
 from multiprocessing.reduction import ForkingPickler
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
@@ -18,6 +18,9 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan, FetchedBatch, MicroBatch
 from spottrain.data.batches import Batches
+from spottrain.data.items import ByIndex, Items, MapDataset
+from spottrain.data.mixtures.dataset import Mixture
+from spottrain.data.mixtures.reader import MixtureReader
 from spottrain.data.streams.cursor import Mark
 from spottrain.data.streams.dataset import Streams
 from spottrain.data.streams.marks import StreamMarks
@@ -42,20 +45,12 @@ OPTIONS = _OF_WORKERS | {"pin_memory"}
 """Arguments of torch's DataLoader that a script may give."""
 
 
-class MapDataset(Protocol):
-    """Any data set with a length and items by index. A list is one, and so is a torch Dataset."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Data:
     """A data set, and how it is read.
 
     Attributes:
-        dataset: The training data: items by index, or streams.
+        dataset: The training data: items by index, streams, or a mixture of both.
         collate: Makes a batch from a list of items. None: as torch's DataLoader does.
         num_workers: Processes that fetch items ahead. None: one process, if items are slow to fetch.
         shuffle: Whether the order is random.
@@ -77,7 +72,10 @@ class Data:
         num_workers = 1 if self.num_workers is None else self.num_workers
         if not isinstance(num_workers, int):
             raise ValueError(f"num_workers is {num_workers!r}; pass a whole number, or None")
-        if isinstance(self.dataset, Streams) and num_workers > 1:
+        has_streams = isinstance(self.dataset, Streams) or (
+            isinstance(self.dataset, Mixture) and self.dataset.has_streams
+        )
+        if has_streams and num_workers > 1:
             raise ValueError(
                 f"num_workers is {num_workers}, and one process reads a rank's streams, in their order; pass 1, or 0 "
                 "if the streams have workers of their own"
@@ -152,17 +150,12 @@ def load_batches(
         first_step: The first step, counted from 0.
         device: Where the batches go.
         now: Clock, in seconds.
-        marks: Where streams can be read on from; kept up to date. None: the data are no streams.
+        marks: Where streams can be read on from; kept up to date. None: the data have no streams.
 
     Returns:
         The micro-batches. Close them to end the workers.
     """
-
-    if isinstance(data.dataset, Streams):
-        assert marks is not None
-        fetching = _MicroBatches(data, StreamReader(data.dataset.make_stream, marks))
-    else:
-        fetching = _MicroBatches(data, _ByIndex(data.dataset, batches.order.seed))
+    fetching = _MicroBatches(data, _items(data.dataset, batches.order.seed, marks))
 
     def fetch(num_workers: int, *, after: int = 0) -> Iterator[_Fetched]:
         loader = _data_loader(
@@ -260,36 +253,20 @@ class _Fetched(NamedTuple):
     marks: dict[int, list[Mark]]
 
 
-class _Items(Protocol):
-    """Fetches the items of micro-batches."""
-
-    def items(self, micro_batch: MicroBatch, samples: Sequence[int]) -> list[Any]: ...
-
-    def pop_marks(self) -> dict[int, list[Mark]]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _ByIndex:
-    """Items of a data set. Implements _Items."""
-
-    dataset: MapDataset
-    seed: int
-
-    def items(self, micro_batch: MicroBatch, samples: Sequence[int]) -> list[Any]:
-        return [self._seeded(*each) for each in zip(micro_batch.positions, samples, strict=True)]
-
-    def pop_marks(self) -> dict[int, list[Mark]]:
-        return {}
-
-    def _seeded(self, position: int, sample: int) -> Any:
-        random_state.seed_host(self.seed, step=position)
-        return self.dataset[sample]
+def _items(dataset: MapDataset | Streams, seed: int, marks: StreamMarks | None) -> Items:
+    if marks is None:
+        assert not isinstance(dataset, Streams)
+        return ByIndex(dataset, seed)
+    if isinstance(dataset, Mixture):
+        return MixtureReader(dataset, marks, seed)
+    assert isinstance(dataset, Streams)
+    return StreamReader(dataset.make_stream, marks)
 
 
 class _MicroBatches(Dataset[_Fetched]):
     """Fetches and collates the samples of micro-batches."""
 
-    def __init__(self, data: Data, items: _Items) -> None:
+    def __init__(self, data: Data, items: Items) -> None:
         self._items = items
         self._collate = data.collate or default_collate
 

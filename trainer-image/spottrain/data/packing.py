@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from spottrain.data.loader import MapDataset
+from spottrain.data.items import MapDataset
 from spottrain.data.order import Indices
 from spottrain.data.streams.opened import HasState, OpenStream
 

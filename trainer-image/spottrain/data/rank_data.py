@@ -22,7 +22,7 @@ from spottrain.data.shards.dataset import Shards
 from spottrain.data.shards.fetch_ahead import FetchAhead, Upcoming, check_room
 from spottrain.data.shards.shard_order import ShardOrder
 from spottrain.data.streams.marks import StreamMarks
-from spottrain.data.streams.stream_order import StreamOrder
+from spottrain.data.streams.stream_order import StreamOrder, StreamPlaces
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class RankData:
         schedule_interval: "step" or "epoch": after which of them the schedule of learning rates steps.
         open_audit: Opens the file in which the samples are recorded. None: they are not.
         place: Where the run is in the script's own order; None if it has none.
-        marks: Where this rank's streams can be read on from; None if the data are no streams.
+        marks: Where this rank's streams can be read on from; None if the data have no streams.
         batches: Which positions each step uses; of the loop, once it has begun.
     """
 
@@ -65,9 +65,9 @@ class RankData:
         self.batches = Batches(self.order, self.plan.global_batch)
         self.place = OrderPlace(self.order, lambda: self.batches) if isinstance(self.order, ScriptOrder) else None
         self.marks = None
-        if isinstance(self.order, StreamOrder):
+        if (streams := _streams_of(self.order)) is not None:
             share = self.plan.share(self.rank, range(self.plan.global_batch))
-            self.marks = StreamMarks(self.order, self.order.streams_of(share))
+            self.marks = StreamMarks(streams, streams.streams_of(share))
 
     @property
     def header(self) -> AuditHeader:
@@ -187,3 +187,9 @@ class RankData:
             samples=tuple(self.order.samples(positions).tolist()),
         )
         self._audit.write(record)
+
+
+def _streams_of(order: DataOrder) -> StreamPlaces | None:
+    if isinstance(order, MixtureOrder):
+        return order.streams
+    return order if isinstance(order, StreamOrder) else None

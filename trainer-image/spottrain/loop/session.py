@@ -15,7 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan
-from spottrain.data.loader import Collate, Data, MapDataset
+from spottrain.data.items import MapDataset
+from spottrain.data.loader import Collate, Data
 from spottrain.data.own_data import OwnData
 from spottrain.data.rank_data import RankData
 from spottrain.data.script_order import OrderFunction

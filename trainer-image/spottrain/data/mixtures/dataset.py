@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from spottrain.data.loader import MapDataset
+from spottrain.data.items import MapDataset
 from spottrain.data.mixtures.apportionment import Weights
 from spottrain.data.mixtures.mixture_order import MixtureOrder, Source
+from spottrain.data.mixtures.shares import Shares
 from spottrain.data.order import DataOrder, Permutation
 from spottrain.data.shards.dataset import Shards
 from spottrain.data.streams.dataset import Streams
@@ -30,15 +31,15 @@ class Mixture:
 
     def __init__(
         self,
-        sources: Mapping[str, tuple[MapDataset, float]],
+        sources: Mapping[str, tuple[MapDataset | Streams, float]],
         *,
         changes: Mapping[int, Mapping[str, float]] | None = None,
     ) -> None:
         """Check the weights.
 
         Args:
-            sources: By a name for each, a data set with items by index, and its weight: its share of the samples is
-                its weight divided by the sum of all.
+            sources: By a name for each, a data set with items by index or `Streams`, and its weight: its share of
+                the samples is its weight divided by the sum of all.
             changes: The weights of all sources, by the number of completed steps after which they hold.
 
         Raises:
@@ -52,9 +53,15 @@ class Mixture:
             ['t0', 'c0', 't1', 't2', 'c1', 't0']
         """
         self._names = list(sources)
-        self.sources: list[MapDataset] = [source for source, _ in map(_pair, sources.items())]
+        self.sources: list[MapDataset | Streams] = [source for source, _ in map(_pair, sources.items())]
         self._check_sources()
-        self._ends = list(accumulate(map(len, self.sources)))
+        self._ends = list(accumulate(0 if isinstance(each, Streams) else len(each) for each in self.sources))
+        self._streams = [
+            (each.make_stream, stream)
+            for each in self.sources
+            if isinstance(each, Streams)
+            for stream in range(each.num_streams)
+        ]
         first = {name: weight for name, (_, weight) in sources.items()}
         self._weights = {0: self._checked(first, "the weights of Mixture")}
         for step, weights in (changes or {}).items():
@@ -62,7 +69,18 @@ class Mixture:
                 raise ValueError(f"changes of Mixture has the step {step!r}; weights change after a step from 1 on")
             self._weights[step] = self._checked(weights, f"changes[{step}] of Mixture")
 
+    @property
+    def has_streams(self) -> bool:
+        """Whether sources are streams."""
+        return bool(self._streams)
+
+    def make_stream(self, stream: int, number: int) -> Iterable[Any]:
+        """Make one of the streams, numbered through the sources, for a pass."""
+        make, own = self._streams[stream]
+        return make(own, number)
+
     def __len__(self) -> int:
+        """Samples of the sources that have an index."""
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Any:
@@ -70,7 +88,9 @@ class Mixture:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         number = bisect_right(self._ends, index)
-        return self.sources[number][index - self._begin(number)]
+        source = self.sources[number]
+        assert not isinstance(source, Streams)
+        return source[index - self._begin(number)]
 
     def order(self, *, seed: int, shuffle: bool, global_batch: int) -> MixtureOrder:
         """The order in which a run reads the samples."""
@@ -82,7 +102,8 @@ class Mixture:
             )
             for number, name in enumerate(self._names)
         ]
-        return MixtureOrder(sources, self._weights, seed=seed, global_batch=global_batch)
+        shares = Shares(self._weights, global_batch=global_batch)
+        return MixtureOrder(sources, shares, seed=seed, num_by_index=len(self))
 
     def _order_of(self, number: int, *, seed: int, shuffle: bool, global_batch: int) -> DataOrder:
         source, named = self.sources[number], f"{seed}/{self._names[number]}"
@@ -90,6 +111,8 @@ class Mixture:
         if isinstance(source, Shards):
             share = max(1, round(global_batch * self._weights[0][number]))
             return source.order(seed=own, shuffle=shuffle, global_batch=share)
+        if isinstance(source, Streams):  # they take turns, one item each
+            return source.order(seed=own, shuffle=shuffle, global_batch=source.num_streams)
         return Permutation(num_samples=len(source), seed=own, shuffle=shuffle)
 
     def _begin(self, number: int) -> int:
@@ -100,13 +123,8 @@ class Mixture:
             raise ValueError("Mixture has no sources; give it one at least")
         first: dict[int, str] = {}
         for name, source in zip(self._names, self.sources, strict=True):
-            if isinstance(source, Streams | Mixture) or not hasattr(source, "__getitem__"):
-                raise ValueError(
-                    f"the source {name} of Mixture is a {type(source).__name__}, which can't be read by index; mix "
-                    "data sets with items by index, or mix inside of make_stream"
-                )
-            if len(source) == 0:
-                raise ValueError(f"the source {name} of Mixture has no samples; leave it out")
+            if not isinstance(source, Streams):
+                _check_has_items(name, source)
             if (before := first.setdefault(id(source), name)) != name:
                 raise ValueError(
                     f"the sources {before} and {name} of Mixture are the same data set; name it once, with the "
@@ -127,6 +145,16 @@ class Mixture:
             raise ValueError(f"{what} sum to nothing; give one source at least a weight above 0")
         shares: Weights = row / row.sum()
         return shares
+
+
+def _check_has_items(name: str, source: Any) -> None:
+    if isinstance(source, Mixture) or not hasattr(source, "__getitem__"):
+        raise ValueError(
+            f"the source {name} of Mixture is a {type(source).__name__}; pass a data set with items by index, or "
+            "Streams"
+        )
+    if len(source) == 0:
+        raise ValueError(f"the source {name} of Mixture has no samples; leave it out")
 
 
 def _pair(named: tuple[str, Any]) -> tuple[Any, Any]:

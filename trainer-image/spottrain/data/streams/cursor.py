@@ -48,7 +48,14 @@ class StreamCursor:
     """
 
     def __init__(
-        self, make: MakeStream, stream: int, start: Mark, *, seed: Callable[[int], None], now: Callable[[], float]
+        self,
+        make: MakeStream,
+        stream: int,
+        start: Mark,
+        *,
+        name: str,
+        seed: Callable[[int], None],
+        now: Callable[[], float],
     ) -> None:
         """Open the stream at a mark.
 
@@ -56,6 +63,7 @@ class StreamCursor:
             make: The script's.
             stream: Number of the stream.
             start: Where to begin.
+            name: What messages call it.
             seed: Seeds the random numbers for the item at a place; for a pass, with -1 minus its number.
             now: Clock, in seconds.
 
@@ -65,6 +73,7 @@ class StreamCursor:
         self.place = start.place
         self._make = make
         self._stream = stream
+        self._name = name
         self._seed = seed
         self._now = now
         self._kept: OrderedDict[int, Any] = OrderedDict()
@@ -110,7 +119,7 @@ class StreamCursor:
             item = next(self._items, self)
             if item is self:
                 raise StreamError(
-                    f"stream {self._stream} has no items in its pass {self._number}; a stream that ends is read "
+                    f"{self._name} has no items in its pass {self._number}; a stream that ends is read "
                     "again from its beginning, so make_stream has to return one item at least"
                 ) from None
         self.place += 1
@@ -124,7 +133,7 @@ class StreamCursor:
         made = self._make(self._stream, start.number)
         if not isinstance(made, Iterable):
             raise StreamError(
-                f"make_stream({self._stream}, {start.number}) returns a {type(made).__name__}, which has no items; "
+                f"make_stream returns a {type(made).__name__} for {self._name}, which has no items; "
                 "let it return an iterable, such as an IterableDataset or what a generator function returns"
             )
         self._items = OpenStream(made)
@@ -133,7 +142,7 @@ class StreamCursor:
     def _restore(self, stateful: HasState | None, start: Mark) -> None:
         if start.state is None:
             return
-        place = f"stream {self._stream} had a state at item {start.place} (pass {start.number})"
+        place = f"{self._name} had a state at item {start.place} (pass {start.number})"
         if stateful is None:
             raise StreamError(
                 f"{place}, and what make_stream returns now has no load_state_dict; let it return the same kind of "

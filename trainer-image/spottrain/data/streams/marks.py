@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from spottrain.data.streams.cursor import Mark
-from spottrain.data.streams.stream_order import StreamOrder
+from spottrain.data.streams.stream_order import StreamPlaces
 
 
 class StreamMarks:
@@ -18,27 +18,30 @@ class StreamMarks:
     knows its step, and skips what is between.
 
     Attributes:
-        order: Which item is at which position.
-        own: The streams of which this rank reads items.
+        streams: Where items are.
+        own: The streams of this rank's part of a batch. Together, the ranks have all of them.
     """
 
-    def __init__(self, order: StreamOrder, own: range) -> None:
-        self.order = order
+    def __init__(self, streams: StreamPlaces, own: Collection[int]) -> None:
+        self.streams = streams
         self.own = own
+        self._read: set[int] = set()
         self._step = 0
         self._marks: dict[int, deque[Mark]] = {}
 
     def add(self, marks: Mapping[int, Iterable[Mark]]) -> None:
         """Note where streams can be read on from, in the order of reading."""
         for stream, new in marks.items():
+            self._read.add(stream)
             self._marks.setdefault(stream, deque()).extend(new)
 
     def completed(self, step: int) -> None:
         """Note how many steps are completed. Marks that no resume needs any more are dropped."""
         self._step = step
-        self._marks = {stream: marks for stream, marks in self._marks.items() if stream in self.own}
+        kept = self._read.union(self.own)
+        self._marks = {stream: marks for stream, marks in self._marks.items() if stream in kept}
         for stream, marks in self._marks.items():
-            while len(marks) > 1 and marks[1].place <= self.order.oldest(stream, step):
+            while len(marks) > 1 and marks[1].place <= self.streams.oldest(stream, step):
                 marks.popleft()
 
     def newest(self) -> dict[int, Mark]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from spottrain.data import random_state
@@ -19,7 +19,7 @@ _SAID_SECONDS = 1.0
 
 
 class StreamReader:
-    """Reads the streams of which a rank needs items. One process does, in the order of the steps."""
+    """Reads the streams of which a rank needs items, in the order of the steps. Implements Items."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class StreamReader:
     ) -> None:
         """Begin at the marks. Nothing is opened before the first item is needed."""
         self._make = make
-        self._order = marks.order
+        self._streams = marks.streams
         self._own = marks.own
         self._starts = marks.newest()
         self._now = now
@@ -38,27 +38,28 @@ class StreamReader:
 
     def items(self, micro_batch: MicroBatch, samples: Sequence[int]) -> list[Any]:
         """The items of a micro-batch, by their indices in the order. Raises StreamError."""
-        step = micro_batch.batch.start // self._order.global_batch
-        if not self._cursors:
-            self._open(step)
-        return [self._item(sample, step) for sample in samples]
+        step = micro_batch.batch.start // self._streams.global_batch
+        return [self.item(sample, step) for sample in samples]
+
+    def item(self, sample: int, step: int) -> Any:
+        """The item of an index, which is `place * streams + stream`, in a step. Raises StreamError."""
+        place, stream = divmod(sample, self._streams.num_streams)
+        if stream not in self._cursors:
+            self._open({stream} if self._cursors else {stream, *self._own}, step)
+        return self._cursors[stream].item(place, oldest=self._streams.oldest(stream, step))
 
     def pop_marks(self) -> dict[int, list[Mark]]:
-        """The marks of the rank's streams since the last call."""
-        found = {stream: cursor.pop_marks() for stream, cursor in self._cursors.items() if stream in self._own}
+        """The marks of the streams since the last call."""
+        found = {stream: cursor.pop_marks() for stream, cursor in self._cursors.items()}
         return {stream: marks for stream, marks in found.items() if marks}
 
-    def _item(self, sample: int, step: int) -> Any:
-        place, stream = divmod(sample, self._order.num_streams)
-        return self._cursor(stream, step).item(place, oldest=self._order.oldest(stream, step))
-
-    def _open(self, step: int) -> None:
-        """Open the rank's streams, and skip what the steps before have used. Say so if it takes long."""
+    def _open(self, streams: Collection[int], step: int) -> None:
+        """Open streams, and skip what the steps before have used. Say so if it takes long."""
         started = self._now()
-        opened = [self._cursor(stream, step) for stream in self._own]
+        opened = [self._cursor(stream, step) for stream in sorted(streams)]
         seconds = self._now() - started
         skipped = sum(
-            cursor.place - self._starts.get(stream, Mark()).place for stream, cursor in self._cursors.items()
+            self._cursors[stream].place - self._starts.get(stream, Mark()).place for stream in sorted(streams)
         )
         if skipped and seconds >= _SAID_SECONDS:
             advice = (
@@ -76,18 +77,19 @@ class StreamReader:
             )
 
     def _cursor(self, stream: int, step: int) -> StreamCursor:
-        if stream not in self._cursors:
-            cursor = StreamCursor(
-                self._make,
-                stream,
-                self._starts.get(stream, Mark()),
-                seed=lambda place: random_state.seed_host(self._order.seed, step=self._number(stream, place)),
-                now=self._now,
-            )
-            cursor.skip_to(self._order.oldest(stream, step))
-            self._cursors[stream] = cursor
-        return self._cursors[stream]
+        """Open a stream where a step needs it."""
+        cursor = StreamCursor(
+            self._make,
+            stream,
+            self._starts.get(stream, Mark()),
+            name=self._streams.name_of(stream),
+            seed=lambda place: random_state.seed_host(self._streams.seed, step=self._number(stream, place)),
+            now=self._now,
+        )
+        cursor.skip_to(self._streams.oldest(stream, step))
+        self._cursors[stream] = cursor
+        return cursor
 
     def _number(self, stream: int, place: int) -> int:
         """A number of its own for each item of each stream; below 0 for a pass."""
-        return place * self._order.num_streams + stream
+        return place * self._streams.num_streams + stream

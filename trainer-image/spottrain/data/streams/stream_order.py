@@ -6,15 +6,42 @@ rank reads few of them, each forwards, at any world size. Streams have no end: o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from spottrain.data.order import ENDLESS, Epoch, Indices, endless_epoch, permute
 
 
+class StreamPlaces(Protocol):
+    """Where the items of streams are in a run. The index of an item is `place * streams + stream`.
+
+    Attributes:
+        seed: Seed of what the streams draw at random.
+        num_streams: How many there are.
+        global_batch: Samples of a step.
+    """
+
+    seed: int
+    num_streams: int
+    global_batch: int
+
+    def name_of(self, stream: int) -> str:
+        """What messages call a stream."""
+        ...
+
+    def streams_of(self, share: range) -> Collection[int]:
+        """The streams of a rank's part of a batch. Each is that of one rank at least."""
+        ...
+
+    def oldest(self, stream: int, step: int) -> int:
+        """A place of a stream before which steps from this one on, counted from 0, need no item."""
+        ...
+
+
 class StreamOrder:
-    """The order of the items of streams. Implements DataOrder.
+    """The order of the items of streams. Implements DataOrder and StreamPlaces.
 
     The index of an item is `place * streams + stream`: its place counts the items that were read from its stream
     before, over all passes.
@@ -69,6 +96,9 @@ class StreamOrder:
         streams = np.searchsorted(self._slots, slots, side="right") - 1
         turns = steps * np.diff(self._slots)[streams] + slots - self._slots[streams]
         return streams, self._shuffled(turns, streams) if self._window > 1 else turns
+
+    def name_of(self, stream: int) -> str:
+        return f"stream {stream}"
 
     def streams_of(self, share: range) -> range:
         """The streams of which a rank needs items, if `share` is its part of a batch."""

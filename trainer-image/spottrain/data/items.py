@@ -1,0 +1,55 @@
+"""Where the items of a micro-batch come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spottrain.data import random_state
+from spottrain.data.batch import MicroBatch
+from spottrain.data.streams.cursor import Mark
+
+
+class MapDataset(Protocol):
+    """Any data set with a length and items by index. A list is one, and so is a torch Dataset."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Items(Protocol):
+    """Fetches the items of micro-batches, in one process."""
+
+    def items(self, micro_batch: MicroBatch, samples: Sequence[int]) -> list[Any]:
+        """The items of a micro-batch, by their indices in the order."""
+        ...
+
+    def pop_marks(self) -> dict[int, list[Mark]]:
+        """Where streams can be read on from, by their numbers: what is new since the last call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ByIndex:
+    """Items of a data set. Implements Items.
+
+    Attributes:
+        dataset: The data set.
+        seed: Seed of what it draws at random.
+    """
+
+    dataset: MapDataset
+    seed: int
+
+    def items(self, micro_batch: MicroBatch, samples: Sequence[int]) -> list[Any]:
+        return [self.item(*each) for each in zip(micro_batch.positions, samples, strict=True)]
+
+    def pop_marks(self) -> dict[int, list[Mark]]:
+        return {}
+
+    def item(self, position: int, sample: int) -> Any:
+        """The item of a sample. What it draws depends on its position in the run alone."""
+        random_state.seed_host(self.seed, step=position)
+        return self.dataset[sample]
