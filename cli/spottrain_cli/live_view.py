@@ -106,7 +106,9 @@ def _progress(job: JobSnapshot, at: datetime, losses: Sequence[float]) -> Render
     if progress.data_wait_ratio is not None and not stalled:
         waits_long = progress.data_wait_ratio >= WAITS_LONG and _steps_made(status) >= TELLING_STEPS
         advice = "try a higher num_workers" if waits_long else ""
-        grid.add_row("Data", Text(f"{progress.data_wait_ratio:.0%} of each step is spent waiting"), Text(advice))
+        epoch = f"epoch {progress.epoch:.2f}, " if progress.epoch is not None else ""
+        waits = f"{progress.data_wait_ratio:.0%} of each step is spent waiting"
+        grid.add_row("Data", Text(epoch + waits), Text(advice))
     commit = status.commit
     grid.add_row(
         "Commit",

@@ -527,6 +527,10 @@ EVENTS: Mapping[str, Reason] = {
     EventReason.STEP_SKIPPED: Reason(
         meaning="stability skipped a step.", action="Look at the loss and data of the step."
     ),
+    EventReason.WAITS_FOR_DATA: Reason(
+        meaning="The slowest rank waits for data for more than 10 % of a step, in the generation so far.",
+        action="Raise num_workers, or cache_bytes of shards.",
+    ),
     EventReason.NOT_AS_PLANNED: Reason(
         meaning="Something differed from the plan, such as a commit that was passed over. Training continues, unless "
         "the script ended without a step.",

@@ -181,6 +181,18 @@ FAMILIES = (
     ),
     _of_job(
         _GAUGE,
+        "spottrain_job_samples_per_second",
+        "Samples a second of all ranks, while a generation makes steps.",
+        lambda j: j.status.progress.samples_per_second if j.makes_steps else None,
+    ),
+    _of_job(
+        _GAUGE,
+        "spottrain_job_epoch",
+        "Epochs of the data that are used, with the share of the one under way, if the data have epochs.",
+        lambda j: j.status.progress.epoch,
+    ),
+    _of_job(
+        _GAUGE,
         "spottrain_job_data_wait_ratio",
         "Share of a step in which training waits for data, 0 to 1, while a generation makes steps.",
         lambda j: j.status.progress.data_wait_ratio if j.makes_steps else None,
@@ -396,6 +408,18 @@ FAMILIES = (
         "spottrain_job_member_undecodable_samples",
         "Samples of shards that the member's node has left out because they could not be decoded.",
         lambda _, p: p.undecodable_samples,
+    ),
+    _of_member(
+        _COUNTER,
+        "spottrain_job_member_fetched_bytes",
+        "Bytes of shards that the member's node has fetched into its cache.",
+        lambda _, p: p.fetched_bytes,
+    ),
+    _of_member(
+        _COUNTER,
+        "spottrain_job_member_late_bytes",
+        "Of these, bytes of shards for which a rank or a worker has waited, as nothing had fetched them ahead.",
+        lambda _, p: p.late_bytes,
     ),
     _of_member(
         _GAUGE,

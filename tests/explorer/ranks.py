@@ -207,13 +207,17 @@ class _Data:
         self.batches = Batches(self.order, global_batch=1, by_epoch=by_epoch, length=length)
         return {}
 
-    undecodable = 0
-
     def steps_schedule(self, step: int) -> bool:
         return True
 
     def tokens(self, step: int) -> None:
         """Nobody counts."""
+
+    def num_samples(self, step: int) -> None:
+        """Nobody counts."""
+
+    def facts(self, step: int) -> dict[str, Any]:
+        return {}
 
     def record(self, step: int) -> None:
         """Nobody looks."""

@@ -379,6 +379,24 @@ def test_the_wait_for_data_is_that_of_the_rank_that_waits_longest() -> None:
     assert unknown.plan().status.progress.data_wait_ratio is None
 
 
+def test_a_generation_that_waits_long_for_data_says_so_once() -> None:
+    def waits(seconds: float, after: float) -> Progress:
+        first = training(60).model_copy(update={"step_seconds": 1.0, "waited_seconds": seconds})
+        return first.model_copy(update={"last_step_at": at(10 + after)})
+
+    scene = training_job().status(accounted_at=None)
+    assert scene.all_say(progress=waits(20, after=59)).plan().events == ()  # workers start in the first minute
+    assert scene.all_say(progress=waits(9, after=100)).plan().events == ()
+    said = scene.all_say(progress=waits(24, after=100)).plan()
+    [event] = said.events
+    assert (event.type, event.reason) == ("Warning", "WaitsForData")
+    assert event.message.startswith(
+        "The slowest rank of generation 1 waits for data for 24% of a step. Raise num_workers"
+    )
+    again = training_job().status(accounted_at=None, progress=said.status.progress)
+    assert again.all_say(progress=waits(30, after=120)).plan().events == ()
+
+
 def test_only_a_large_loss_loses_digits() -> None:
     said = training().model_copy(update={"loss": 1234567.0, "tokens_per_second": 1234567.26})
     progress = training_job().all_say(progress=said).later(60).plan().status.progress

@@ -164,6 +164,23 @@ def test_shards_of_a_source_are_fetched_before_they_are_needed(tmp_path: Path) -
     assert not multiprocessing.active_children()
 
 
+def test_a_rank_reports_epochs_and_what_its_node_fetched_too_late(tmp_path: Path) -> None:
+    uri = write_corpus(tmp_path / "corpus", 46, width=2)
+    shards = Shards(uri, format=JsonLines(), cache=tmp_path / "cache", cache_bytes=1 << 20, window=2, lanes=1)
+    data = Mixture({"list": (list(range(5)), 1), "shards": (shards, 2)})
+    [mixed] = ranks_of(data_of(data), order(data), 1, tmp_path / "audit", 1)
+    assert mixed.facts(3) == {"epoch": None, "undecodable_samples": 0, "fetched_bytes": 0, "late_bytes": 0}
+    shards.cache.fetch(11, ahead=True)
+    _ = shards[0], shards[45], shards[0]
+    late, ahead = int(shards.index.sizes[1]), int(shards.index.sizes[11])  # the first shard has no samples
+    [alone] = ranks_of(Data(shards), shards.order(seed=5, shuffle=True, global_batch=BATCH), 1, tmp_path / "audit", 1)
+    for rank in (mixed, alone):
+        facts = rank.facts(6)
+        assert (facts["fetched_bytes"], facts["late_bytes"]) == (late + ahead, late)
+    assert alone.facts(6)["epoch"] == 1 + (6 * BATCH - 46) / 46
+    assert alone.num_samples(6) == BATCH
+
+
 def test_a_cache_that_is_too_small_for_a_source_is_refused(tmp_path: Path) -> None:
     uri = write_corpus(tmp_path / "corpus", 46, width=2)
     largest = max(path.stat().st_size for path in (tmp_path / "corpus").glob("*.jsonl"))

@@ -178,7 +178,11 @@ def test_the_parts_of_the_time_are_one_counter_by_cause(metrics: Metrics) -> Non
 def test_a_job_has_a_pace_only_while_a_generation_makes_steps(changes: dict[str, object]) -> None:
     """The status still has that of the generation before."""
     metrics = Metrics(num_agents=lambda: 0)
-    pace = {"spottrain_job_tokens_per_second": 900.0, "spottrain_job_data_wait_ratio": 0.2}
+    pace = {
+        "spottrain_job_tokens_per_second": 900.0,
+        "spottrain_job_samples_per_second": 9.0,
+        "spottrain_job_data_wait_ratio": 0.2,
+    }
     idle = STATUS.model_copy(update={"generation": GENERATION.model_copy(update=changes)})
     for after, expected in ((STATUS, pace), (idle, {})):
         metrics.passed(KEY, seen(STATUS, {}), after)
@@ -206,6 +210,8 @@ def test_a_member_has_values_of_its_own_while_its_generation_runs(metrics: Metri
     found = of_members()
     assert found["spottrain_job_member_memory_bytes"] == 2**30
     assert found["spottrain_job_member_undecodable_samples"] == 4
+    assert found["spottrain_job_member_fetched_bytes_total"] == 5000
+    assert found["spottrain_job_member_late_bytes_total"] == 1000
     assert found["spottrain_job_member_data_wait_seconds_total"] == 3.0
     assert samples(metrics, "spottrain_job_member_info", "pod_name") == {"gpt-7": 1.0}
     ended = GENERATION.model_copy(update={"state": GenerationState.ENDED})

@@ -211,16 +211,17 @@ def test_progress_and_outcome_are_left_for_the_agent(tmp_path: Path) -> None:
     reporter.milestone("prepared")
     assert path.read_text() == reporter.progress.to_json()
     reporter.observe_loss(float("nan"))
-    reporter.step(11, seconds=0.5, data_wait_seconds=0.1, tokens=800)
+    reporter.step(
+        11, seconds=0.5, data_wait_seconds=0.1, tokens=800, samples=8, facts=lambda: {"undecodable_samples": 3}
+    )
     wait_for(lambda: path.read_text() == reporter.progress.to_json(), "a step is written beside the training")
     progress = reporter.progress
     assert (progress.generation, progress.step, progress.loss) == (4, 11, None)
-    assert progress.tokens_per_second == 1600
+    assert (progress.tokens_per_second, progress.samples_per_second, progress.undecodable_samples) == (1600, 16, 3)
     assert (progress.data_wait_seconds, progress.waited_seconds, progress.memory_bytes) == (0.1, 0.0, 2**20)
     assert progress.milestones.keys() == {"prepared", "first_step"}
     for step in (12, 13):
-        reporter.step(step, seconds=0.5, data_wait_seconds=0.25, tokens=800, undecodable=3)
-    assert reporter.progress.undecodable_samples == 3
+        reporter.step(step, seconds=0.5, data_wait_seconds=0.25, tokens=800)
     assert reporter.progress.waited_seconds == 0.5  # since the first step, which belongs to the start
     reporter.finish(OutcomeKind.SUCCEEDED)
     outcome = Outcome.read(tmp_path / "outcome-1.json")

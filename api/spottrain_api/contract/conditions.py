@@ -119,4 +119,5 @@ class EventReason(StrEnum):
     CLEAN_UP_FAILED = "CleanUpFailed"
     ROLLED_BACK = "RolledBack"
     STEP_SKIPPED = "StepSkipped"
+    WAITS_FOR_DATA = "WaitsForData"
     NOT_AS_PLANNED = "NotAsPlanned"

@@ -170,6 +170,9 @@ class Progress(Message):
     data, and how long saves in the background kept it from training. `memory_bytes` is its peak memory in this
     generation, on its accelerator or, without one, on the CPU. `checkpoint_interval_seconds` is the planned time from
     one commit to the next. `undecodable_samples` is how many samples of shards all ranks of its node have left out.
+    `epoch` counts the epochs of the data up to this step, with the share of that under way; None if there are none.
+    The node has fetched `fetched_bytes` of shards into its cache. Of these, a rank or a worker has waited for
+    `late_bytes`.
     """
 
     generation: int
@@ -184,7 +187,11 @@ class Progress(Message):
     waited_seconds: float = 0.0
     stalled_seconds: float = 0.0
     memory_bytes: int | None = None
+    samples_per_second: float | None = None
+    epoch: float | None = None
     undecodable_samples: int = 0
+    fetched_bytes: int = 0
+    late_bytes: int = 0
     first_step_at: AwareDatetime | None = None
     last_step_at: AwareDatetime | None = None
     updated_at: AwareDatetime

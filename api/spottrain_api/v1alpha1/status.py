@@ -135,6 +135,11 @@ class ProgressStatus(StatusResource):
         Field(description="Mean loss over the global batch of the newest step, or of one or two steps before."),
     ] = None
     tokens_per_second: Annotated[float | None, Field(description="Tokens per second, all ranks together.")] = None
+    samples_per_second: Annotated[float | None, Field(description="Samples per second, all ranks together.")] = None
+    epoch: Annotated[
+        float | None,
+        Field(description="Epochs of the data that are used, with the share of the one under way, such as 1.25."),
+    ] = None
     data_wait_ratio: Annotated[
         float | None, Field(description="Share of a step's time that the slowest rank waits for data, from 0 to 1.")
     ] = None

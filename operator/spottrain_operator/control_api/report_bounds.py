@@ -19,7 +19,7 @@ MAX_VALUES = 32_000
 # A clock whose battery is empty starts in 1970.
 FIRST_YEAR, LAST_YEAR = 1960, 2200
 # Numbers that the user's script makes. They may be any: a loss that diverges must not cut its job off.
-OF_THE_SCRIPT = {"loss", "tokens_per_second"}
+OF_THE_SCRIPT = {"loss", "tokens_per_second", "samples_per_second", "epoch"}
 # The exit code of a process that a signal ended is negative.
 SIGNED = {"exit_code"}
 

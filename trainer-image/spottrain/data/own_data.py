@@ -70,9 +70,11 @@ class OwnData:
     def tokens(self, step: int) -> int | None:
         return None
 
-    @property
-    def undecodable(self) -> int:
-        return 0
+    def num_samples(self, step: int) -> int | None:
+        return None
+
+    def facts(self, step: int) -> dict[str, Any]:
+        return {}
 
     def steps_schedule(self, step: int) -> bool:
         return False

@@ -110,12 +110,25 @@ class RankData:
 
     def tokens(self, step: int) -> int | None:
         """Tokens of a completed step, counted from 1. None if the script does not say how many a sample has."""
-        return self.tokens_per_sample * len(self.batches.at(step - 1).positions) if self.tokens_per_sample else None
+        return self.tokens_per_sample * self.num_samples(step) if self.tokens_per_sample else None
 
-    @property
-    def undecodable(self) -> int:
-        """How many samples this node has left out because they could not be decoded."""
-        return len(self.data.dataset.undecodable) if isinstance(self.data.dataset, Shards) else 0
+    def num_samples(self, step: int) -> int:
+        """Samples of a completed step, counted from 1."""
+        return len(self.batches.at(step - 1).positions)
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """What this rank reports of its data after a step, counted from 1: fields of Progress."""
+        epoch, dataset = self.batches.at(step - 1).epoch, self.data.dataset
+        sources = dataset.sources if isinstance(dataset, Mixture) else [dataset]
+        shards = [each for each in sources if isinstance(each, Shards)]
+        fetched = [each.cache.fetched.totals() for each in shards]
+        used = self.batches.at(step - 1).positions.stop - epoch.positions.start
+        return {
+            "epoch": epoch.number + used / len(epoch.positions) if self.order.num_samples != ENDLESS else None,
+            "undecodable_samples": sum(len(each.undecodable) for each in shards),
+            "fetched_bytes": sum(each.all for each in fetched),
+            "late_bytes": sum(each.late for each in fetched),
+        }
 
     def steps_schedule(self, step: int) -> bool:
         """Whether the schedule steps after this step, counted from 0."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -488,6 +489,7 @@ class Training:
             seconds=seconds,
             data_wait_seconds=self._batches.pop_wait() if self._batches is not None else 0.0,
             tokens=self._data.tokens(self.step),
-            undecodable=self._data.undecodable,
+            samples=self._data.num_samples(self.step),
+            facts=partial(self._data.facts, self.step),
         )
         self._saver.poll()

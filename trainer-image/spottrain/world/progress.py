@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from functools import partial
@@ -60,7 +60,14 @@ class ProgressReporter:
         self._write().result()
 
     def step(
-        self, step: int, *, seconds: float, data_wait_seconds: float, tokens: int | None, undecodable: int = 0
+        self,
+        step: int,
+        *,
+        seconds: float,
+        data_wait_seconds: float,
+        tokens: int | None = None,
+        samples: int | None = None,
+        facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """Report a completed step. It is written in the background, unless the last write was a moment ago.
 
@@ -69,7 +76,8 @@ class ProgressReporter:
             seconds: How long it took.
             data_wait_seconds: How much of that this rank waited for data.
             tokens: Tokens of the global batch, if known.
-            undecodable: Samples that the node has left out because they could not be decoded.
+            samples: Its samples, if known.
+            facts: Further fields of Progress. It is called if the step is written.
         """
         now = datetime.now(UTC)
         before = self.progress
@@ -79,8 +87,8 @@ class ProgressReporter:
             "last_step_at": now,
             "step_seconds": smooth,
             "data_wait_seconds": _smoothed(data_wait_seconds, before.data_wait_seconds),
-            "undecodable_samples": undecodable,
             "tokens_per_second": tokens / smooth if tokens is not None else None,
+            "samples_per_second": samples / smooth if samples is not None else None,
         }
         if before.first_step_at is None:
             changes["first_step_at"] = now
@@ -89,6 +97,8 @@ class ProgressReporter:
         else:
             changes["waited_seconds"] = before.waited_seconds + data_wait_seconds
         is_due = time.monotonic() - self._written_at >= _MIN_SECONDS_BETWEEN_WRITES
+        if is_due:
+            changes.update(facts())
         if is_due and self._peak_memory is not None:
             changes["memory_bytes"] = self._peak_memory()
         self.note(**changes)

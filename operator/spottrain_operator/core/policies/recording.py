@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 
 from spottrain_api.contract.conditions import EventReason
 from spottrain_api.contract.reports import CommitRef, Progress
@@ -12,6 +13,15 @@ from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.progress import found_commits, newest_progress, reported
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.policies.time_spent import spend_on_steps
+
+# Share of the time of steps. If ranks wait longer for data, they lose what more workers would save.
+WAITS_LONG = 0.1
+# The first steps of a generation wait for the data workers to start, and say little about the others.
+TELLING_SECONDS = 60.0
+DATA_ADVICE = (
+    "Raise num_workers of the data set, or cache_bytes of its shards. One process of each rank reads its streams: do "
+    "less in make_stream"
+)
 
 
 def record_commit(situation: Situation, draft: Draft) -> Draft:
@@ -80,7 +90,8 @@ def record_progress(situation: Situation, draft: Draft, *, at_once: bool = False
         )
         draft = draft.record(EventReason.EARLIER_JOB, text)
     progress = _as_status(newest).model_copy(update={"data_wait_ratio": _data_wait_ratio(said)})
-    return _report_surprises(draft, newest).update(progress=progress, time=time)
+    draft = _report_waits(_report_surprises(draft, newest), generation, newest)
+    return draft.update(progress=progress, time=time)
 
 
 def _commits(situation: Situation) -> Iterable[CommitRef]:
@@ -119,6 +130,8 @@ def _as_status(progress: Progress) -> ProgressStatus:
         display=f"{step}/{total}" if total is not None else str(step),
         loss=_loss(progress.loss),
         tokens_per_second=_rounded(progress.tokens_per_second, 1),
+        samples_per_second=_rounded(progress.samples_per_second, 1),
+        epoch=_rounded(progress.epoch, 3),
         eta_seconds=remaining,
         last_step_at=progress.last_step_at,
         waited_seconds=_rounded(progress.waited_seconds, 3) or 0.0,
@@ -154,6 +167,28 @@ def _report_surprises(draft: Draft, newest: Progress) -> Draft:
     if newest.message is not None and newest.message != known.message:
         return draft.record(EventReason.NOT_AS_PLANNED, newest.message, warning=True)
     return draft
+
+
+def _report_waits(draft: Draft, generation: GenerationStatus, newest: Progress) -> Draft:
+    """Record an event once the ranks have waited for data for a long share of a generation's steps."""
+    known = draft.status.progress
+    before = _waited(generation, known.step, known.waited_seconds, known.last_step_at)
+    now = _waited(generation, newest.step, newest.waited_seconds, newest.last_step_at)
+    if now < WAITS_LONG or before >= WAITS_LONG:
+        return draft
+    message = (
+        f"The slowest rank of generation {generation.number} waits for data for {now:.0%} of a step. {DATA_ADVICE}"
+    )
+    return draft.record(EventReason.WAITS_FOR_DATA, message, warning=True)
+
+
+def _waited(generation: GenerationStatus, step: int, waited_seconds: float, last_step_at: datetime | None) -> float:
+    """The share of the time since the generation's first step. 0 as long as it says little."""
+    first = generation.first_step_at
+    if first is None or last_step_at is None or last_step_at <= first:
+        return 0.0
+    seconds = (last_step_at - first).total_seconds()
+    return waited_seconds / seconds if seconds >= TELLING_SECONDS else 0.0
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

@@ -24,6 +24,7 @@ from zlib_ng import zlib_ng
 
 from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound, StorageUnavailable
 from spottrain.checkpoint.stores.storage import ObjectReader
+from spottrain.data.shards.fetched_bytes import FetchedBytes
 from spottrain.data.shards.formats import InvalidShard, ShardFormat
 from spottrain.data.shards.formats.shard_format import Unpack
 from spottrain.data.shards.index import UNKNOWN, ShardIndex
@@ -50,6 +51,7 @@ class ShardCache:
     Attributes:
         folder: Has the shards, and what else is known of the index on this node.
         max_bytes: Largest size of all shards there.
+        fetched: Counts the bytes that were fetched.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class ShardCache:
         self.folder = folder / index.fingerprint
         self._folder = str(self.folder)
         self.max_bytes = max_bytes
+        self.fetched = FetchedBytes(self.folder / "fetched")
         self._index = index
         self._format = format
         self._open_store = open_store
@@ -119,8 +122,8 @@ class ShardCache:
     def holds(self, number: int) -> bool:
         return self._path(number).exists()
 
-    def fetch(self, number: int) -> None:
-        """Have a shard here.
+    def fetch(self, number: int, *, ahead: bool = False) -> None:
+        """Have a shard here. `ahead`: nothing waits for it yet.
 
         Raises:
             ShardDamaged: It is not what the index says.
@@ -137,6 +140,7 @@ class ShardCache:
                     if unpack is not None:
                         self._unpack(number, unpack, *unfinished)
                     os.rename(unfinished[-1], self._path(number))
+                    self.fetched.add(int(self._index.sizes[number]), late=not ahead)
                 except OSError as error:
                     raise CacheUnusable(
                         f"the cache {self.folder} can't be written: {error.strerror}; give its disk more room than "

@@ -90,7 +90,7 @@ def _run(shards: Shards, upcoming: Upcoming, step: c_longlong) -> None:
             time.sleep(_POLL_SECONDS)
             continue
         try:
-            shards.cache.fetch(missing)
+            shards.cache.fetch(missing, ahead=True)
         except (CheckpointError, ValueError) as error:
             logger.warning("A shard could not be fetched ahead: %s", error)
             time.sleep(_POLL_SECONDS * 50)
