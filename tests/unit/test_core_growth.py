@@ -119,18 +119,18 @@ def test_pods_that_are_up_wait_for_one_more_if_that_costs_less_than_another_rest
 
 
 def trickle(start: float) -> World:
-    """Two nodes train, and ten more come, one a minute. A generation takes so long to its first step."""
+    """Two nodes train, and five more come, one a minute. A generation takes so long to its first step."""
     pace = Pace(start=start, step=5.0)
-    spec = spec_of(nodes={"min": 2, "max": 12}, capacity={"fallback": {"policy": "None"}})
+    spec = spec_of(nodes={"min": 2, "max": 7}, capacity={"fallback": {"policy": "None"}})
     world = World(spec, seed=5, total_steps=10**5, pace=pace)
     for _ in range(2):
         world.add_node(SPOT)
     world.run(100)
-    for _ in range(10):
+    for _ in range(5):
         world.add_node(SPOT)
         world.run(60)
     world.run(120)
-    assert world.status.members.spot == 12, world.story()
+    assert world.status.members.spot == 7, world.story()
     assert not world.problems
     return world
 
