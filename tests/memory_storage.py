@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from spottrain.checkpoint.errors import ObjectNotFound, PreconditionFailed
-from spottrain.checkpoint.stores.storage import Buffer
+from spottrain.checkpoint.stores.storage import Buffer, Pieces, whole
 
 
 class MemoryStorage:
@@ -34,8 +34,8 @@ class MemoryStorage:
             self._objects[key] = (bytes(data), etag)
             return etag
 
-    def upload(self, key: str, data: Buffer) -> None:
-        self.put(key, data)
+    def upload(self, key: str, data: Buffer | Pieces) -> None:
+        self.put(key, whole(data))
 
     def get(self, key: str) -> tuple[bytes, str]:
         with self._lock:

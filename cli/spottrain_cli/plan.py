@@ -27,9 +27,18 @@ from spottrain_cli.forecast import Run, forecast_view
 from spottrain_cli.model_facts import count, read_config, size
 from spottrain_planner.batch_sizes import sizes_that_differ
 from spottrain_planner.deepspeed_json import user_json, zero_optimization
-from spottrain_planner.memory_estimate import DEEPSPEED, GIB, RUNTIME_BYTES, Estimate, ModelFacts, estimates, in_gib
+from spottrain_planner.memory_estimate import (
+    DEEPSPEED,
+    GIB,
+    PIECE_BYTES,
+    RUNTIME_BYTES,
+    Estimate,
+    ModelFacts,
+    estimates,
+    in_gib,
+)
 from spottrain_planner.refusals import refusals
-from spottrain_planner.strategy_choice import Choice, fits, usable_bytes, usable_share
+from spottrain_planner.strategy_choice import Choice, fits, host_needed, usable_bytes, usable_share
 from spottrain_planner.what_fits import MOST_NODES, Hardware, PlannedJob, differences, smallest_change
 from spottrain_runtime.wording import counted
 
@@ -243,7 +252,7 @@ def _table(training: PlannedJob, choice: Choice, *, is_whole: bool) -> Table:
             *(_gib(part) for part in kept[: len(parts)]),
             _gib(least.start + RUNTIME_BYTES),
             *(_judged(training, number) for number in zip(row, workloads, strict=True)),
-            _gib(least.host),
+            _gib(host_needed(least, workloads[0], training.memory())),
             "← auto" if chosen else "",
             style="bold" if chosen else "",
         )
@@ -276,7 +285,8 @@ def _verdict(training: PlannedJob, choice: Choice) -> Text:
         f"Work and Start include {in_gib(RUNTIME_BYTES)} for CUDA and NCCL.",
         f"Start: peak while the model is spread. Host: peak of the node's memory{share}. Each rank builds the whole "
         f"model there first: {in_gib(processes * smallest.model.built)} on a node of {processes}. Later it stages "
-        f"its share of each checkpoint there: {in_gib(choice.estimate.staging)}.",
+        f"its share of each checkpoint there: {in_gib(choice.estimate.staging)}, or pieces of "
+        f"{PIECE_BYTES >> 20} MiB if there is no room for that.",
         "opt CPU: the optimizer state is in the node's memory. all CPU: gradients and weights are there, too.",
         f"auto: {choice.reason}",
     ]
@@ -306,7 +316,7 @@ def _advice(training: PlannedJob, lacking: Choice) -> str:
         return (
             "None of these changes makes it fit: a smaller batch.micro, activationCheckpointing, precision bf16, "
             f"{max(MOST_NODES, training.spec.nodes.max)} nodes, fewer processesPerNode. As it is, it needs "
-            f"accelerators of {in_gib(accelerator)} and nodes of {in_gib(least.host * processes)}."
+            f"accelerators of {in_gib(accelerator)} and nodes of {in_gib(least.host_in_pieces * processes)}."
         )
     fields = " and ".join(differences(training.spec, changed.spec))
     fitting, num_ranks = changed.named().estimate, changed.workload().world_size

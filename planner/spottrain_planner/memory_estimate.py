@@ -27,6 +27,8 @@ _VALUES_PER_UNIT = 17
 _BYTES_PER_LOGIT = 3 * _FP32
 # CUDA's context, NCCL's buffers, kernels.
 RUNTIME_BYTES = int(1.5 * GIB)
+# If a rank's share of a checkpoint doesn't fit into the node's memory, it is staged in pieces of so many bytes.
+PIECE_BYTES = 128 << 20
 # Elements; DeepSpeed's defaults of reduce_bucket_size and stage3_max_live_parameters.
 _BUCKET = 500_000_000
 _LIVE = 1_000_000_000
@@ -165,8 +167,9 @@ class Estimate:
         activations, buffers: What forward and backward add: activations, and gathered or cast parameters and buckets.
         update: Temporaries of the optimizer's step.
         start: The peak while the model is spread.
+        host_start: The peak in the node's memory while the model is spread: as a whole, unless it is built in place.
+        offloaded: What is kept in the node's memory for the accelerator.
         staging: The rank's share of a checkpoint, which stays in the node's memory from the first one on.
-        host: The peak in the node's memory: what is kept there and staged, or the whole model at the start.
     """
 
     strategy: str
@@ -180,8 +183,9 @@ class Estimate:
     buffers: int
     update: int
     start: int
+    host_start: int
+    offloaded: int = 0
     staging: int
-    host: int
 
     @property
     def working(self) -> int:
@@ -197,6 +201,16 @@ class Estimate:
     def total(self) -> int:
         """Bytes on the accelerator at the peak of the run."""
         return max(self.step, self.start) + RUNTIME_BYTES
+
+    @property
+    def host(self) -> int:
+        """Bytes of the node's memory at the peak of the run, with the rank's share of a checkpoint."""
+        return max(self.host_start, self.offloaded + self.staging)
+
+    @property
+    def host_in_pieces(self) -> int:
+        """As `host`, with checkpoints that are staged in pieces."""
+        return max(self.host_start, self.offloaded + min(self.staging, PIECE_BYTES))
 
     @property
     def name(self) -> str:
@@ -243,8 +257,8 @@ def _ddp(workload: Workload) -> Estimate:
         buffers=0 if workload.precision == "fp32" else workload.compute_bytes * num,
         update=_FP32 * trained,
         start=workload.model.kept + _FP32 * trained,  # DDP makes its buckets at once
+        host_start=_built_on_host(workload),
         staging=_staging(workload),
-        host=_host(workload, _staging(workload)),
     )
 
 
@@ -276,8 +290,9 @@ def _fsdp(workload: Workload, *, offload: bool = False) -> Estimate:
         update=0 if offload else _FP32 * trained,
         # Piece by piece: the sharded ones, and one whole piece. In place, the reverse.
         start=_built(workload) + _FP32 * piece_shard if workload.built_in_place else parameters + _FP32 * piece,
+        host_start=_built_on_host(workload),
+        offloaded=sum(kept) if offload else 0,
         staging=_staging(workload),
-        host=_host(workload, _staging(workload) + (sum(kept) if offload else 0)),
     )
 
 
@@ -318,8 +333,9 @@ def _zero(
         buffers=bucket + live + computed,
         update=0 if offload_optimizer else 2 * _FP32 * trained,
         start=start,
+        host_start=max(_built_on_host(workload), flattened),
+        offloaded=kept,
         staging=_staging(workload),
-        host=_host(workload, kept + _staging(workload), flattened),
     )
 
 
@@ -334,9 +350,9 @@ def _staging(workload: Workload) -> int:
     return -(-(workload.model.kept + optimizer) // workload.world_size)
 
 
-def _host(workload: Workload, *others: int) -> int:
-    """Peak in the host's memory: `others`, or the model as it is built there."""
-    return max(0 if workload.built_in_place else workload.model.built, *others)
+def _built_on_host(workload: Workload) -> int:
+    """Bytes that the model takes in the host's memory before it is spread."""
+    return 0 if workload.built_in_place else workload.model.built
 
 
 def _shards(workload: Workload, number: int) -> tuple[int, int]:

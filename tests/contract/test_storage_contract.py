@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -117,6 +117,36 @@ def test_of_many_conditional_writers_exactly_one_wins(reopen: Open) -> None:
 def test_upload_stores_every_byte(storage: CheckpointStorage, size: int) -> None:
     data = os.urandom(size)
     storage.upload("big", memoryview(data))
+    assert storage.get("big")[0] == data
+    assert list(storage.list("big")) == [("big", size)]
+
+
+class OverwrittenPieces:
+    """Pieces in the same memory. Implements Pieces."""
+
+    def __init__(self, data: bytes, piece_bytes: int) -> None:
+        self.piece_bytes = piece_bytes
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        memory = bytearray(self.piece_bytes)
+        for begin in range(0, len(self), self.piece_bytes):
+            piece = self._data[begin : begin + self.piece_bytes]
+            memory[: len(piece)] = piece
+            yield memoryview(memory)[: len(piece)]
+            memory[:] = bytes(len(memory))
+
+
+@pytest.mark.parametrize(("size", "piece"), [((5 << 20) + 3, 4 << 20), ((41 << 20) + 3, 8 << 20)])
+def test_upload_takes_pieces_that_share_their_memory(
+    storage: CheckpointStorage, size: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcs_storage, "_MOST_COMPOSED", 2)
+    data = os.urandom(size)
+    storage.upload("big", OverwrittenPieces(data, piece))
     assert storage.get("big")[0] == data
     assert list(storage.list("big")) == [("big", size)]
 

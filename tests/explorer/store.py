@@ -20,12 +20,13 @@ from spottrain.checkpoint.format.head import HEAD_KEY, fence
 from spottrain.checkpoint.format.manifest import DataFile, block_checksums, data_key
 from spottrain.checkpoint.saving.committer import Committer
 from spottrain.checkpoint.saving.parts import StagedPart
+from spottrain.checkpoint.saving.pieces import StagedPieces
 from spottrain.checkpoint.saving.retention import Retention, clean_up
 from spottrain.checkpoint.saving.save_handle import SaveHandle
 from spottrain.checkpoint.saving.save_task import SaveTask
 from spottrain.checkpoint.saving.staging import Staged
 from spottrain.checkpoint.saving.upload import Upload
-from spottrain.checkpoint.stores.storage import Buffer
+from spottrain.checkpoint.stores.storage import Buffer, Pieces, whole
 
 Objects = tuple[tuple[str, bytes], ...]
 """All objects in order of key. An etag is the hash of the content, as S3's are."""
@@ -54,8 +55,8 @@ class AskedStorage:
         answer: str = self._ask("put", key, bytes(data), if_match, if_absent)
         return answer
 
-    def upload(self, key: str, data: Buffer) -> None:
-        self._ask("put", key, bytes(data), None, False)
+    def upload(self, key: str, data: Buffer | Pieces) -> None:
+        self._ask("put", key, bytes(whole(data)), None, False)
 
     def get(self, key: str) -> tuple[bytes, str]:
         answer: tuple[bytes, str] = self._ask("get", key)
@@ -170,9 +171,10 @@ class _AskedUpload(Upload):
         super().__init__(storage, None, rank=rank)
         self._asked = storage
 
-    def write(self, staged: Staged, key: str) -> DataFile:
-        self._asked.upload(key, staged.data)
-        return DataFile(size=len(staged.data), crc32=block_checksums(staged.data))
+    def write(self, staged: Staged | StagedPieces, key: str) -> DataFile:
+        data = staged.content(0, len(staged))
+        self._asked.upload(key, data)
+        return DataFile(size=len(data), crc32=block_checksums(data))
 
 
 @lru_cache

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import CheckpointError, RanksDiffer, SaveFailed, StorageUnavailable
 from spottrain.checkpoint.format.commits import Commit
+from spottrain.checkpoint.format.manifest import BLOCK_BYTES
 from spottrain.checkpoint.saving.retention import Retention
 from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.world.launch import gloo_group
@@ -297,6 +298,60 @@ def busy(me: Rank) -> None:
     assert committed is again
 
 
+class HaltingStorage(FailingStorage):
+    """A store that takes the first piece of an upload, and waits for a file to appear before it takes more."""
+
+    gate: Path
+
+    def upload(self, key: str, data: Any) -> None:
+        pieces = iter(data)
+        next(pieces)
+        while not self.gate.exists():
+            pass
+        self._inner.upload(key, data)
+
+
+def one_rank_stages_in_pieces(me: Rank) -> None:
+    """A rank without memory holds its step until its bytes are stored; the commit is as of any rank.
+
+    A save that is given up reads nothing any more of what the next step changes.
+    """
+    me.checkpointer.latest()
+    settings: dict[str, Any] = {"piece_bytes": BLOCK_BYTES}
+    if me.rank == 1:
+        settings["free_bytes"] = lambda: 0
+    healthy, me.checkpointer = me.storage, me.new_checkpointer(**settings)
+    tensors = {name: torch.arange(3 * BLOCK_BYTES // 4 + 5, dtype=torch.float32) for name in ("a", "b")}
+    state: dict[str, Any] = {"model": tensors}
+    me.checkpointer.prepare(state)
+    assert (me.checkpointer.pieces_of is not None) == (me.rank == 1)
+    handle = me.checkpointer.save_in_background(state, step=1)
+    assert handle is not None
+    for tensor in tensors.values():
+        tensor.zero_()
+    handle.join()
+    newest = me.checkpointer.latest(verify=True)
+    assert newest is not None
+    assert newest.step == 1
+    me.checkpointer.load(lambda _: state, newest)
+    for tensor in tensors.values():
+        assert torch.equal(tensor, torch.arange(len(tensor), dtype=torch.float32))
+
+    halting = HaltingStorage(healthy)
+    halting.gate = me.folder / "halting"
+    if me.rank == 1:
+        me.storage = halting
+    me.checkpointer = me.new_checkpointer(**settings)
+    with pytest.raises(SaveFailed, match="no receipt came in time from rank 1"):
+        me.checkpointer.save(state, step=2, deadline_seconds=0.5)
+    if me.rank == 1:
+        halting.gate.touch()
+    me.checkpointer.settle()
+    assert me.checkpointer._current is not None
+    assert "given up" in str(me.checkpointer._current.error)
+    assert me.checkpointer.latest() == newest
+
+
 def frozen_weights_change(me: Rank) -> None:
     """All ranks save a frozen weight whose change one of them notices.
 
@@ -384,6 +439,7 @@ def agreement(me: Rank) -> None:
         one_answer_is_lost,
         unsupported_on_one_rank,
         busy,
+        one_rank_stages_in_pieces,
         frozen_weights_change,
         differing,
     ):

@@ -31,7 +31,7 @@ from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.format.head import HEAD_KEY, read_head
 from spottrain.checkpoint.saving.retention import Retention, clean_up
 from spottrain.checkpoint.stores.file_storage import FileStorage
-from spottrain.checkpoint.stores.storage import Buffer
+from spottrain.checkpoint.stores.storage import Buffer, Pieces
 from spottrain.checkpoint.stores.uri import open_storage
 from spottrain_cli.checkpoints import _unfinished, checkpoints
 
@@ -66,7 +66,7 @@ class FaultyStorage:
     def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
         return str(self._do(lambda: self._inner.put(key, data, if_match=if_match, if_absent=if_absent)))
 
-    def upload(self, key: str, data: Buffer) -> None:
+    def upload(self, key: str, data: Buffer | Pieces) -> None:
         self._do(lambda: self._inner.upload(key, data))
 
     def get(self, key: str) -> tuple[bytes, str]:

@@ -20,7 +20,7 @@ from spottrain.checkpoint.format.commits import Commit, Head
 from spottrain.checkpoint.format.head import commit, fence, read_head
 from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX
 from spottrain.checkpoint.saving.retention import Retention, clean_up
-from spottrain.checkpoint.stores.storage import Buffer, CheckpointStorage
+from spottrain.checkpoint.stores.storage import Buffer, CheckpointStorage, Pieces
 
 RETENTION = Retention(last=1, every=20)
 SAVES = 3
@@ -109,7 +109,7 @@ class GatedStorage:
     def put(self, key: str, data: Buffer, *, if_match: str | None = None, if_absent: bool = False) -> str:
         return self.inner.put(key, data, if_match=if_match, if_absent=if_absent)
 
-    def upload(self, key: str, data: Buffer) -> None:
+    def upload(self, key: str, data: Buffer | Pieces) -> None:
         self.inner.upload(key, data)
 
     def get(self, key: str) -> tuple[bytes, str]:

@@ -15,7 +15,7 @@ from spottrain.checkpoint.format.commits import Head
 from spottrain.checkpoint.format.head import HEAD_KEY, fence, read_head
 from spottrain.checkpoint.format.manifest import FROZEN_SUFFIX
 from spottrain.checkpoint.saving.retention import Retention, clean_up
-from spottrain.checkpoint.stores.storage import Buffer
+from spottrain.checkpoint.stores.storage import Buffer, Pieces, whole
 from staging_memory import staging_memory
 
 FROZEN = {"model.base", "model.table"}
@@ -168,7 +168,7 @@ class FailingStorage(MemoryStorage):
 
     ending: str | None = None
 
-    def upload(self, key: str, data: Buffer) -> None:
+    def upload(self, key: str, data: Buffer | Pieces) -> None:
         if self.ending is not None and key.endswith(self.ending):
             raise StorageUnavailable("the store is away")
         super().upload(key, data)
@@ -192,8 +192,8 @@ def test_what_a_save_that_failed_has_written_is_referred_to_by_none(ending: str)
 class CuttingStorage(MemoryStorage):
     """Stores frozen weights without their last byte."""
 
-    def upload(self, key: str, data: Buffer) -> None:
-        super().upload(key, data[:-1] if key.endswith(FROZEN_SUFFIX) else data)
+    def upload(self, key: str, data: Buffer | Pieces) -> None:
+        super().upload(key, whole(data)[:-1] if key.endswith(FROZEN_SUFFIX) else data)
 
 
 def test_frozen_weights_that_are_not_stored_as_they_were_written_are_not_committed() -> None:
@@ -223,7 +223,7 @@ class WaitingStorage(MemoryStorage):
         super().__init__()
         self.may_go_on = threading.Event()
 
-    def upload(self, key: str, data: Buffer) -> None:
+    def upload(self, key: str, data: Buffer | Pieces) -> None:
         self.may_go_on.wait()
         super().upload(key, data)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain_planner.memory_estimate import GIB, Estimate, ModelFacts, Workload, estimates, in_gib
-from spottrain_planner.strategy_choice import Choice, Memory, choose_strategy
+from spottrain_planner.strategy_choice import Choice, Memory, choose_strategy, host_needed, in_pieces
 
 A100 = Memory(accelerator_bytes=80 * GIB)
 SMALL = Memory(accelerator_bytes=24 * GIB)
@@ -154,7 +154,7 @@ def test_offload_needs_room_on_the_host_and_a_host_apart() -> None:
     assert choose_strategy(given, Memory(accelerator_bytes=80 * GIB, host_bytes=200 * GIB)).fits
     small_host = choose_strategy(given, Memory(accelerator_bytes=80 * GIB, host_bytes=50 * GIB))
     assert not small_host.fits
-    assert "leave 182.5 GiB each on the CPU, with deepspeed ZeRO 2, optimizer on the CPU" in small_host.reason
+    assert "leave 104.4 GiB each on the CPU, with deepspeed ZeRO 2, optimizer on the CPU" in small_host.reason
     assert small_host.reason.endswith("memory is 50.0 GiB.")
     assert small_host.remedy == "Raise nodes.min, or use nodes with more memory."
     on_the_cpu = choose_strategy(given, Memory(accelerator_bytes=80 * GIB, offloads=False))
@@ -182,19 +182,39 @@ def test_a_checkpoint_is_staged_on_the_host() -> None:
     roomy = choose_strategy(given, Memory(accelerator_bytes=24 * GIB, host_bytes=12 * GIB))
     assert (roomy.fits, roomy.estimate.name, roomy.estimate.host) == (True, "ddp", 12e9)
     assert roomy.reason.endswith("Each rank stages its share of a checkpoint on the CPU: 11.2 GiB.")
-    small = choose_strategy(given, Memory(accelerator_bytes=24 * GIB, host_bytes=11 * GIB))
-    assert not small.fits
-    assert "leave 11.2 GiB each on the CPU, with ddp" in small.reason
-    assert small.remedy == "Raise nodes.min, or use nodes with more memory."
+    small = Memory(accelerator_bytes=24 * GIB, host_bytes=11 * GIB)
+    pieces = choose_strategy(given, small)
+    assert (pieces.fits, pieces.estimate.name) == (True, "ddp")
+    assert pieces.reason.endswith(
+        "A rank's share of a checkpoint, 11.2 GiB, doesn't fit into its share of the node's memory. So it is staged "
+        "in pieces of 128 MiB, and training waits for the upload of each checkpoint."
+    )
+    assert host_needed(pieces.estimate, given, small) == 4e9  # as the model is built
+
+
+def test_pieces_of_a_checkpoint_need_room_beside_what_is_offloaded() -> None:
+    given = workload(7.0, world_size=1, micro_batch=1)
+    for spare, does_fit in ((1.0, True), (-0.1, False)):
+        offloaded = by_name(given)["deepspeed ZeRO 2, optimizer on the CPU"].offloaded
+        share = int(offloaded + (128 << 20) + spare * GIB)
+        choice = choose_strategy(given, Memory(accelerator_bytes=80 * GIB, host_bytes=share))
+        assert (choice.fits, choice.estimate.offloaded) == (does_fit, offloaded)
 
 
 def test_ranks_that_compute_on_the_cpu_stage_in_the_same_memory() -> None:
     given = workload(1.0, world_size=1, micro_batch=1, sequence_length=16, precision="fp32", built_in_place=True)
-    needed = by_name(given)["ddp"].total + by_name(given)["ddp"].staging
-    for spare, does_fit in ((1.0, True), (-1.0, False)):
-        share = int((needed + spare * GIB) / 0.92)
-        choice = without_deepspeed(given, Memory(accelerator_bytes=share, host_bytes=share, offloads=False))
-        assert choice.fits is does_fit
+    ddp = by_name(given)["ddp"]
+    for needed, does_fit, is_in_pieces in (
+        (ddp.total + ddp.staging + GIB, True, False),
+        (ddp.total + ddp.staging - GIB, True, True),
+        (ddp.total + GIB, True, True),
+        (ddp.total, False, True),
+    ):
+        share = int(needed / 0.92)
+        memory = Memory(accelerator_bytes=share, host_bytes=share, offloads=False)
+        choice = without_deepspeed(given, memory)
+        assert (choice.fits, in_pieces(choice.estimate, given, memory)) == (does_fit, is_in_pieces)
+        assert ("staged in pieces" in choice.reason) == (does_fit and is_in_pieces)
 
 
 def test_the_peak_may_be_at_the_start() -> None:

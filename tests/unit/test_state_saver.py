@@ -18,7 +18,7 @@ from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import RanksDiffer
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.saving.retention import Retention
-from spottrain.checkpoint.stores.storage import Buffer
+from spottrain.checkpoint.stores.storage import Buffer, Pieces
 from spottrain.recovery.interval import CommitInterval
 from spottrain.recovery.reports import CheckpointReports
 from spottrain.recovery.saver import StateSaver
@@ -38,7 +38,7 @@ class HangingStorage(MemoryStorage):
         self.goes_on = threading.Event()
         self.goes_on.set()
 
-    def upload(self, key: str, data: Buffer) -> None:
+    def upload(self, key: str, data: Buffer | Pieces) -> None:
         assert self.goes_on.wait(60)
         super().upload(key, data)
 

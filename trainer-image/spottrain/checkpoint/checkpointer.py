@@ -36,6 +36,7 @@ from spottrain.checkpoint.saving.upload import Upload
 from spottrain.checkpoint.saving.writer import WriterProcess
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain_api.contract.replicas import ReplicatedStep
+from spottrain_planner.memory_estimate import PIECE_BYTES
 
 _HEAD, _COMMIT = TypeAdapter(Head), TypeAdapter[Commit | None](Commit | None)
 
@@ -61,6 +62,8 @@ class Checkpointer:
         retention: Retention | None = None,
         receipts_timeout_seconds: float = 600.0,
         writer: WriterProcess | None = None,
+        free_bytes: Callable[[], float] = lambda: math.inf,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
         """Open one rank's access. Call it on every rank.
 
@@ -76,6 +79,8 @@ class Checkpointer:
             receipts_timeout_seconds: How long rank 0 waits for the receipts of the other ranks.
             writer: The process that uploads the data, connected to the same store. None: threads of this process
                 upload it.
+            free_bytes: How much of the node's memory this rank may stage in. What doesn't fit is staged in pieces.
+            piece_bytes: Size of these pieces.
         """
         if world_size > 1 and process_group is None:
             raise ValueError("a world of more than one rank needs a gloo process group of its own")
@@ -88,8 +93,11 @@ class Checkpointer:
         self._collectives = Collectives(self._group, rank)
         self._committer = Committer(storage, generation, retention) if rank == 0 else None
         self._receipts_timeout_seconds = receipts_timeout_seconds
-        self._staging = StagingBuffer()
-        self._frozen = FrozenWeights(self._collectives, rank=rank, world_size=world_size, group=self._group)
+        self._free_bytes, self._room = free_bytes, math.inf
+        self._staging = StagingBuffer(piece_bytes)
+        self._frozen = FrozenWeights(
+            self._collectives, rank=rank, world_size=world_size, group=self._group, piece_bytes=piece_bytes
+        )
         self._loader = Loader(storage, self._collectives, self._frozen, rank=rank, world_size=world_size)
         self._upload = Upload(storage, writer, rank=rank)
         self._background = BackgroundThread("checkpoint")
@@ -183,13 +191,14 @@ class Checkpointer:
             trial()
             return parts
 
+        room = self._free_bytes()  # before any rank of this node allocates, as ranks wait for each other below
         parts = self._collectives.together(work)
         every = Alike.of(parts.tensors, parts.tree, parts.extra, alike)
         outdated, unwritten = self._comparison.ahead(parts, every)
         # The save under way may be the one that writes them.
         if unwritten and self._current is None and (new := self._frozen.agree(parts.frozen)):
-            self._frozen.prepare(new)
-        self._staging.prepare(self._plan.of(parts.trained, outdated=outdated))
+            room -= self._frozen.prepare(new, room)
+        self._staging.prepare(self._plan.of(parts.trained, outdated=outdated), room)
         memory = self._staging.memory
         self._background.submit(lambda: self._upload.connect(memory))
 
@@ -235,12 +244,15 @@ class Checkpointer:
         if not agreement.is_wanted and self._current is not None:
             return self._committed(self._current)
         task = self._stage(parts, agreement, step, started=started, receipts_timeout_seconds=deadline_seconds)
-        if self._group is None:
-            task.run()  # no other rank can report a failure meanwhile
-        else:
-            self._background.submit(task.run)
-        self.share_failures(deadline_seconds)
-        return self._committed(task.handle)
+        try:
+            if self._group is None:
+                task.run()  # no other rank can report a failure meanwhile
+            else:
+                self._background.submit(task.run)
+            self.share_failures(deadline_seconds)
+            return self._committed(task.handle)
+        finally:
+            task.part.close()
 
     def save_in_background(
         self,
@@ -253,6 +265,8 @@ class Checkpointer:
         rank_state: dict[str, Any] | None = None,
     ) -> SaveHandle | None:
         """Stage `state` after `step` steps, and save it in the background.
+
+        If it is staged in pieces, this returns when the rank's data is stored.
 
         Args:
             state: As for `save`, as are the other arguments.
@@ -275,7 +289,17 @@ class Checkpointer:
             return None
         task = self._stage(parts, agreement, step, started=started, is_in_background=True)
         self._background.submit(task.run)
+        if task.part.is_in_pieces:
+            try:
+                task.handle.join_storing()
+            finally:
+                task.part.close()
         return task.handle
+
+    @property
+    def pieces_of(self) -> int | None:
+        """How many bytes this rank stages in pieces, without room for all at once. None: there is room."""
+        return self._staging.size if self._staging.is_in_pieces else None
 
     def clean_up_in_background(self) -> None:
         """On rank 0, start a clean-up that keeps `retention`, and return at once.
@@ -357,6 +381,7 @@ class Checkpointer:
 
         If the step `unless_saved` is committed already, the save is not wanted.
         """
+        self._room = self._free_bytes()  # before any rank of this node allocates, as ranks wait for each other below
         found = result_or_error(
             lambda: (Parts.of(state, frozen, extra, rank_state, alike, self._frozen), self._is_unsaved(unless_saved))
         )
@@ -381,8 +406,8 @@ class Checkpointer:
             trained, once = self._frozen.split(parts.tensors, once)
             outdated = outdated or len(trained) != len(parts.trained)
         plan = self._plan.of(trained, outdated=outdated)
-        frozen_part = self._frozen.stage(once, new)
-        staged = self._staging.stage(plan, trained)
+        frozen_part = self._frozen.stage(once, new, self._room)
+        staged = self._staging.stage_within(self._room - frozen_part.memory_bytes, plan, trained)
         self._current = handle = SaveHandle(
             step,
             plan.size + frozen_part.size,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,9 +21,8 @@ from spottrain_api.contract.reports import MemoryEstimate, StrategyChoice
 from spottrain_api.settings.choices import Sharding
 from spottrain_planner.deepspeed_json import BUCKET, LIVE, named_size, named_stage
 from spottrain_planner.memory_estimate import DEEPSPEED, FSDP, Estimate, ModelFacts, Workload
-from spottrain_planner.strategy_choice import Memory, choose_strategy
-
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+from spottrain_planner.strategy_choice import Memory, choose_strategy, host_needed
+from spottrain_runtime import host_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +44,7 @@ class Machine:
         on_cuda = device.type == "cuda"
         return cls(
             accelerator_bytes=torch.cuda.get_device_properties(device).total_memory if on_cuda else None,
-            host_bytes=_host_bytes() // local_world_size,
+            host_bytes=host_memory.total_bytes() // local_world_size,
             has_deepspeed=importlib.util.find_spec("deepspeed") is not None,
         )
 
@@ -124,7 +121,7 @@ def choose_automatically(
             optimizer=chosen.optimizer,
             activations=chosen.activations,
             working=chosen.working,
-            host=chosen.host,
+            host=host_needed(chosen, workload, memory),
         ),
     )
 
@@ -166,13 +163,3 @@ def facts_of(model: nn.Module) -> ModelFacts:
 
 def _num_elements(parameters: Iterable[nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in parameters)
-
-
-def _host_bytes() -> int:
-    """Memory of this machine, or of the container if its limit is lower."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in _CGROUP_LIMITS:
-        text = path.read_text().strip() if path.exists() else "max"
-        if text != "max":
-            limits.append(int(text))
-    return min(limits)

@@ -33,11 +33,14 @@ from spottrain.world.progress import ProgressReporter
 from spottrain_api.contract.configuration import TrainerConfig
 from spottrain_api.contract.reports import CommitRef
 from spottrain_api.settings.choices import Strategy
+from spottrain_runtime import host_memory
 
 logger = logging.getLogger(__name__)
 
 # A store takes a second or two to open. One that never answers fails after minutes, with all its retries.
 SLOW_SECONDS = 20.0
+# How much of a node's free memory its ranks may stage checkpoints in. The rest is for what the script takes later.
+FREE_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +167,7 @@ def _open(config: TrainerConfig, launch: Launch, groups: Groups, reporter: Progr
         process_group=groups.checkpoint,
         retention=retention_of(config),
         writer=writer,
+        free_bytes=lambda: FREE_SHARE * host_memory.free_bytes() / launch.local_world_size,
     )
     newest = checkpointer.latest(before_first=lambda: _try(storage, reporter))
     _refuse_older(newest, config.resume, uri)

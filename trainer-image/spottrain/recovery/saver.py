@@ -22,6 +22,7 @@ from spottrain.recovery.schedule import CheckpointSchedule
 from spottrain.recovery.store_retries import may_succeed_later, retry
 from spottrain.recovery.training_state import CommitContents, TrainingState, what_fits
 from spottrain_api.contract.reports import CheckpointTimings
+from spottrain_planner.memory_estimate import in_gib
 
 T = TypeVar("T")
 
@@ -34,6 +35,11 @@ SLOW_SECONDS = 60.0
 SLOW_AT_FIRST_SECONDS = 300.0
 # The clean-up at the end of a run, for which all ranks wait, is well below `hangTimeoutSeconds`.
 CLEAN_UP_SECONDS = 60.0
+
+IN_PIECES = (
+    "This node has no room for a copy of a rank's share of a checkpoint, {}. So it is staged in pieces, and "
+    "training waits for the upload of each checkpoint. To avoid that, use nodes with more memory, or more nodes."
+)
 
 
 @dataclass(slots=True)
@@ -86,6 +92,8 @@ class StateSaver:
                 alike=state.alike(),
                 trial=state.models.try_load,
             )
+            if (size := self.checkpointer.pieces_of) is not None:
+                self.reports.warn(IN_PIECES.format(in_gib(size)))
 
     def is_due(self) -> bool:
         """Whether a save is due by this rank's clock."""

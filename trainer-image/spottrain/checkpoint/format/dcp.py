@@ -163,7 +163,7 @@ class _Wanted:
 
     def fill(self, offset: int, data: memoryview) -> None:
         source = torch.frombuffer(data, dtype=torch.uint8)
-        if self.target.is_contiguous() and self.target.shape == self.rows:
+        if self.target.shape == self.rows and _is_plain_memory(self.target):
             _bytes_of(self.target)[offset : offset + len(data)].copy_(source)
             return
         with self.lock:
@@ -178,6 +178,11 @@ class _Wanted:
         for dimension, (begin, length) in enumerate(self.box, start=1):
             found = found.narrow(dimension, begin, length)
         self.target.copy_(found)
+
+
+def _is_plain_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's bytes in memory are those of its elements, row by row."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

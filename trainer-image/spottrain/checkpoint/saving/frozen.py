@@ -6,6 +6,7 @@ They are written once (frozen_files.py). This module finds them, and notices if 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -19,8 +20,10 @@ from spottrain.checkpoint.format.frozen_files import FrozenFiles
 from spottrain.checkpoint.format.manifest import Entry, Manifest
 from spottrain.checkpoint.saving.fingerprint import fingerprints, is_comparable
 from spottrain.checkpoint.saving.known_plan import KnownPlan
+from spottrain.checkpoint.saving.pieces import StagedPieces
 from spottrain.checkpoint.saving.save_handle import SaveHandle
 from spottrain.checkpoint.saving.staging import Staged, StagingBuffer
+from spottrain_planner.memory_estimate import PIECE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +39,16 @@ class FrozenPart:
 
     kept: FrozenFiles = field(default_factory=FrozenFiles)
     entries: tuple[Entry, ...] = ()
-    staged: Staged | None = None
+    staged: Staged | StagedPieces | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that it is staged in."""
+        return getattr(self.staged, "piece_bytes", self.size)
 
     @property
     def size(self) -> int:
-        return len(self.staged.data) if self.staged is not None else 0
+        return len(self.staged) if self.staged is not None else 0
 
 
 class FrozenWeights:
@@ -52,8 +60,15 @@ class FrozenWeights:
     """
 
     def __init__(
-        self, collectives: Collectives, *, rank: int, world_size: int, group: dist.ProcessGroup | None
+        self,
+        collectives: Collectives,
+        *,
+        rank: int,
+        world_size: int,
+        group: dist.ProcessGroup | None,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
+        self._piece_bytes = piece_bytes
         self._collectives = collectives
         self._rank = rank
         self._world_size = world_size
@@ -88,13 +103,17 @@ class FrozenWeights:
         missing = self._collectives.union(self._missing(frozen))
         return {name: tensor for name, tensor in frozen.items() if name in missing - self._changing}
 
-    def prepare(self, new: Tensors) -> None:
-        """Plan and allocate for `new`, the result of `agree`. A collective."""
-        plan = self._planned(new)
-        self._staging = StagingBuffer()
-        self._staging.prepare(plan)
+    def prepare(self, new: Tensors, room: float = math.inf) -> int:
+        """Plan and allocate for `new`, the result of `agree`, in `room` bytes at most. A collective.
 
-    def stage(self, frozen: Tensors, new: Tensors) -> FrozenPart:
+        Returns the number of bytes.
+        """
+        plan = self._planned(new)
+        self._staging = StagingBuffer(self._piece_bytes)
+        self._staging.prepare(plan, room)
+        return self._staging.memory.content.numel()
+
+    def stage(self, frozen: Tensors, new: Tensors, room: float = math.inf) -> FrozenPart:
         """Copy `new`, and keep those of `frozen` that are stored. A collective if `new` isn't empty."""
         kept = self._stored.only(frozen.keys() - new.keys())
         staging, self._staging = self._staging, None  # needed once, so not kept
@@ -102,7 +121,7 @@ class FrozenWeights:
             return FrozenPart(kept=kept)
         self._seen |= self._fingerprints(new)
         plan = self._planned(new)
-        staged = (staging or StagingBuffer()).stage(plan, new) if plan.size else None
+        staged = (staging or StagingBuffer(self._piece_bytes)).stage_within(room, plan, new) if plan.size else None
         return FrozenPart(kept=kept, entries=plan.entries, staged=staged)
 
     def saving(self, handle: SaveHandle) -> None:

@@ -10,6 +10,7 @@ from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.manifest import Receipt
 from spottrain.checkpoint.saving.alike import Alike, Path
 from spottrain.checkpoint.saving.frozen import FrozenPart, FrozenWeights
+from spottrain.checkpoint.saving.pieces import StagedPieces
 from spottrain.checkpoint.saving.staging import Staged
 
 
@@ -93,8 +94,19 @@ class StagedPart:
     """
 
     receipt: Receipt
-    data: Staged
+    data: Staged | StagedPieces
     frozen: FrozenPart
     tree: codec.Json
     extra: codec.Json
     is_tried: bool = False
+
+    @property
+    def is_in_pieces(self) -> bool:
+        """Whether the tensors have to stay as they are until the part is stored."""
+        return isinstance(self.data, StagedPieces) or isinstance(self.frozen.staged, StagedPieces)
+
+    def close(self) -> None:
+        """Copy nothing more. The tensors may change as soon as this returns."""
+        self.data.close()
+        if self.frozen.staged is not None:
+            self.frozen.staged.close()

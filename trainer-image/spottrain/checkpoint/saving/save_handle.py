@@ -21,9 +21,9 @@ class SaveHandle:
         self.writes_frozen_weights = writes_frozen_weights
         """Whether this save writes frozen weights, so that the ranks write more than with the next saves."""
         self.staging_seconds = staging_seconds
-        """How long the training loop waited for it, including agreement and planning."""
+        """How long the training loop waited: for agreement, plan and copies and, if staged in pieces, the upload."""
         self.upload_seconds: float | None = None
-        """From the end of staging until this rank's data and receipt were stored."""
+        """From the end of staging until this rank's data and receipt were stored; 0 if staged in pieces."""
         self.commit_seconds: float | None = None
         """On rank 0: from then until HEAD named the checkpoint, including the wait for the other ranks."""
         self.commit: Commit | None = None
@@ -36,6 +36,7 @@ class SaveHandle:
         self.given_up: CheckpointError | None = None
         """Why other ranks' parts failed, once the ranks have exchanged it."""
         self._gave_up = threading.Event()
+        self._stored = threading.Event()
         self._finished = threading.Event()
 
     @property
@@ -54,6 +55,17 @@ class SaveHandle:
     def join(self, timeout_seconds: float | None = None) -> None:
         """Wait until this rank's part has ended, or until the time is over. The part may end successfully or not."""
         self._finished.wait(timeout_seconds)
+
+    def stored(self, seconds: float, *, in_pieces: bool) -> None:
+        """This rank's data and receipt are stored, after `seconds`."""
+        if in_pieces:
+            self.staging_seconds += seconds
+        self.upload_seconds = 0.0 if in_pieces else seconds
+        self._stored.set()
+
+    def join_storing(self) -> None:
+        """Wait until this rank's data is stored, or its part has failed."""
+        self._stored.wait()
 
     def give_up(self, error: CheckpointError) -> None:
         """Stop waiting for receipts that won't come. It changes nothing if all of them were there already."""
@@ -74,6 +86,7 @@ class SaveHandle:
         """Set the end of the save. The save itself calls this once."""
         self.error = error
         self._finished.set()
+        self._stored.set()
 
 
 def was_committed(storage: CheckpointStorage, failed: SaveHandle) -> bool:

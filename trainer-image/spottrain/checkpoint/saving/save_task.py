@@ -66,7 +66,7 @@ class SaveTask:
         started = time.monotonic()
         self.upload.store(self.attempt, self.part)
         uploaded = time.monotonic()
-        self.handle.upload_seconds = uploaded - started
+        self.handle.stored(uploaded - started, in_pieces=self.part.is_in_pieces)
         if self.committer is not None:
             deadline = uploaded + self.receipts_timeout_seconds
             self.committer.commit(self.attempt, self.part, self.handle, deadline=deadline)

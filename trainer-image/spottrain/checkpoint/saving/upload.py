@@ -8,6 +8,7 @@ from spottrain.checkpoint.errors import CheckpointError, SaveFailed, error_to_js
 from spottrain.checkpoint.format.attempt import Attempt
 from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.format.manifest import (
+    BLOCK_BYTES,
     DataFile,
     Entry,
     Receipt,
@@ -17,6 +18,7 @@ from spottrain.checkpoint.format.manifest import (
     serialise,
 )
 from spottrain.checkpoint.saving.parts import StagedPart
+from spottrain.checkpoint.saving.pieces import StagedPieces
 from spottrain.checkpoint.saving.staging import SharedMemory, Staged
 from spottrain.checkpoint.saving.writer import WriterLost, WriterProcess, write
 from spottrain.checkpoint.stores.storage import CheckpointStorage
@@ -53,14 +55,17 @@ class Upload:
         self._put_receipt(attempt, part.receipt.model_copy(update=files))
 
     def _read_back(self, key: str, part: StagedPart) -> None:
-        """Read the smallest tensor of each kind. Raises CorruptCheckpoint if the store holds something else."""
+        """Read the smallest tensor of each kind, or its first block.
+
+        Raises SaveFailed if the store holds something else.
+        """
         kinds = {
             (e.dtype, e.fqn.rpartition(".")[2]): e for e in sorted(part.receipt.entries, key=_size, reverse=True)
         }
         for entry in kinds.values():
-            found = bytearray(_size(entry))
-            length = self._storage.read_into(key, entry.chunk.begin, memoryview(found)) if found else 0
-            if length != len(found) or found != part.data.data[entry.chunk.begin : entry.chunk.end]:
+            begin, found = entry.chunk.begin, bytearray(min(_size(entry), BLOCK_BYTES))
+            length = self._storage.read_into(key, begin, memoryview(found)) if found else 0
+            if length != len(found) or found != part.data.content(begin, begin + len(found)):
                 raise SaveFailed(
                     f"The store gives other bytes for {entry.fqn} in {key} than were just written, so that no resume "
                     "could read the checkpoint. See what else writes there, or changes what is read."
@@ -74,8 +79,10 @@ class Upload:
     def _put_receipt(self, attempt: Attempt, receipt: Receipt) -> None:
         self._storage.put(receipt_key(attempt.prefix, receipt.rank), serialise(receipt)[0])
 
-    def write(self, staged: Staged, key: str) -> DataFile:
+    def write(self, staged: Staged | StagedPieces, key: str) -> DataFile:
         """Store the staged bytes. Raises CheckpointError."""
+        if isinstance(staged, StagedPieces):
+            return write(self._storage, staged, key)  # training waits, so that no process beside it is of use
         if (writer := self._writer) is not None and len(staged.data):
             try:
                 return writer.write(key, staged.memory.descriptor, len(staged.data))

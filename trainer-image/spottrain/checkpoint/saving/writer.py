@@ -15,6 +15,7 @@ import os
 import signal
 import threading
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +26,7 @@ from typing import NoReturn, Self
 from spottrain.checkpoint.errors import CheckpointError, SaveFailed
 from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.format.manifest import DataFile, block_checksums
+from spottrain.checkpoint.saving.pieces import StagedPieces
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain.checkpoint.stores.uri import open_storage
 from spottrain_runtime.processes import die_with_parent
@@ -36,13 +38,34 @@ class WriterLost(Exception):
     """The writer process has ended. The message says how."""
 
 
-def write(storage: CheckpointStorage, data: memoryview, key: str) -> DataFile:
-    """Upload a data file, and compute its checksums meanwhile. Raises StorageError."""
+def write(storage: CheckpointStorage, data: memoryview | StagedPieces, key: str) -> DataFile:
+    """Upload a data file, and compute its checksums meanwhile. Raises CheckpointError."""
+    if isinstance(data, StagedPieces):
+        checked = _Checked(data)
+        storage.upload(key, checked)
+        return DataFile(size=len(data), crc32=tuple(checked.checksums))
     with ThreadPoolExecutor(1) as pool:
         checksums = pool.submit(block_checksums, data)
         if len(data):
             storage.upload(key, data)
         return DataFile(size=len(data), crc32=checksums.result())
+
+
+class _Checked:
+    """Pieces, and the checksums of the blocks of those that were made. Implements Pieces."""
+
+    def __init__(self, pieces: StagedPieces) -> None:
+        self.piece_bytes = pieces.piece_bytes
+        self.checksums: list[int] = []
+        self._pieces = pieces
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for piece in self._pieces:
+            self.checksums += block_checksums(piece)
+            yield piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from spottrain.checkpoint.errors import ObjectNotFound, PreconditionFailed, Stor
 from spottrain.checkpoint.stores.azure_account import AzureAccount
 from spottrain.checkpoint.stores.azure_answers import AzureAnswers, BeyondTheEnd
 from spottrain.checkpoint.stores.request_pieces import send_in_pieces
-from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, Buffer
+from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, Buffer, Pieces, pieces_of, whole
 from spottrain.checkpoint.stores.upload_body import UploadBody
 from spottrain_runtime.wording import counted
 
@@ -93,27 +93,26 @@ class AzureStorage:
             raise PreconditionFailed(key) from error
         return str(answer["etag"])
 
-    def upload(self, key: str, data: Buffer) -> None:
-        view = memoryview(data)
-        if len(view) <= PART_BYTES:
-            self.put(key, view)
+    def upload(self, key: str, data: Buffer | Pieces) -> None:
+        if len(data) <= PART_BYTES:
+            self.put(key, whole(data))
             return
-        size = max(_part_bytes(len(view)), -(-len(view) // _MAX_PARTS))
-        upload = uuid.uuid4().hex
-        begins = enumerate(range(0, len(view), size))
-        parts = {f"{upload}-{index:05}": view[begin : begin + size] for index, begin in begins}
+        size, upload = _part_bytes(data), uuid.uuid4().hex
 
-        def send(part: str) -> None:
-            body: Any = UploadBody(parts[part])  # a file, but not in the eyes of its annotations
+        def send(name: str, part: memoryview) -> BlobBlock:
+            body: Any = UploadBody(part)  # a file, but not in the eyes of its annotations
             with self._answers.sentences(key):
-                self._blob(key).stage_block(part, body, length=len(body), validate_content=True, **self._encryption)
+                self._blob(key).stage_block(name, body, length=len(body), validate_content=True, **self._encryption)
+            return BlobBlock(name)
 
+        sent: list[BlobBlock] = []
         with ThreadPoolExecutor(_PARALLEL_PARTS) as pool:
-            list(pool.map(send, parts))
+            for piece in pieces_of(data):
+                parts = [piece[begin : begin + size] for begin in range(0, len(piece), size)]
+                names = [f"{upload}-{number:05}" for number in range(len(sent), len(sent) + len(parts))]
+                sent += pool.map(send, names, parts)
         with self._answers.sentences(key):
-            self._blob(key).commit_block_list(
-                [BlobBlock(part) for part in parts], validate_content=True, **self._encryption
-            )
+            self._blob(key).commit_block_list(sent, validate_content=True, **self._encryption)
 
     def get(self, key: str) -> tuple[bytes, str]:
         with self._answers.sentences(key):
@@ -206,6 +205,9 @@ def _transport(answer_seconds: float) -> RequestsTransport:
     )
 
 
-def _part_bytes(size: int) -> int:
-    """Size of the parts, in bytes, for a file of this size: no more parts than it takes to send some at once."""
-    return min(max(PART_BYTES, -(-size // (4 * _PARALLEL_PARTS))), _LARGE_PART_BYTES)
+def _part_bytes(data: Buffer | Pieces) -> int:
+    """Size of the parts, in bytes: no more parts than it takes to send some at once."""
+    if not isinstance(data, Buffer):
+        return max(PART_BYTES, data.piece_bytes // _PARALLEL_PARTS)
+    size = min(max(PART_BYTES, -(-len(data) // (4 * _PARALLEL_PARTS))), _LARGE_PART_BYTES)
+    return max(size, -(-len(data) // _MAX_PARTS))

@@ -26,7 +26,7 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
     StoreUnfit,
 )
-from spottrain.checkpoint.stores.storage import Buffer
+from spottrain.checkpoint.stores.storage import Buffer, Pieces, pieces_of
 
 _UNFINISHED = ".unfinished"
 _LOCK = ".lock"
@@ -64,7 +64,7 @@ class FileStorage:
             self._write(key, data)
         return _etag_of(data)
 
-    def upload(self, key: str, data: Buffer) -> None:
+    def upload(self, key: str, data: Buffer | Pieces) -> None:
         with self._sentences(f"write {key}"):
             self._write(key, data)
 
@@ -107,13 +107,14 @@ class FileStorage:
                 path.unlink(missing_ok=True)
         return len(left)
 
-    def _write(self, key: str, data: Buffer) -> None:
+    def _write(self, key: str, data: Buffer | Pieces) -> None:
         path = self._path(key)
         unfinished = self._root / _UNFINISHED / f"{key.replace('/', '%')}.{uuid.uuid4().hex}"
         unfinished.parent.mkdir(exist_ok=True)
         try:
             with unfinished.open("wb") as file:
-                file.write(data)
+                for piece in pieces_of(data):
+                    file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
             self._rename(unfinished, path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -37,7 +37,7 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
 )
 from spottrain.checkpoint.stores.request_pieces import send_in_pieces
-from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, Buffer
+from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, Buffer, Pieces, pieces_of, whole
 from spottrain.checkpoint.stores.upload_body import UploadBody
 from spottrain_runtime.wording import one_line
 
@@ -45,6 +45,7 @@ _PARTS = 4
 _CONNECT_SECONDS = 5.0  # also the time in which the store has to take a piece of a body
 _SMALLEST_PART = 8 << 20
 _PAGE_OBJECTS = 1000
+_MOST_COMPOSED = 32
 _NO_ANSWER = (requests.RequestException, TransportError, OSError)
 
 
@@ -116,18 +117,20 @@ class GcsStorage:
                 raise
         return str(blob.generation)
 
-    def upload(self, key: str, data: Buffer) -> None:
-        view = memoryview(data)
-        size = max(_SMALLEST_PART, -(-len(view) // _PARTS))
-        if len(view) <= size:
-            self.put(key, view)
+    def upload(self, key: str, data: Buffer | Pieces) -> None:
+        if len(data) <= _SMALLEST_PART:
+            self.put(key, whole(data))
             return
-        names = [f"{key}.part-{index}" for index in range(-(-len(view) // size))]
+        names: list[str] = []
         try:
             with ThreadPoolExecutor(_PARTS) as pool:
-                list(pool.map(lambda i: self._send(names[i], view[i * size : (i + 1) * size]), range(len(names))))
-            with self._sentences(key):
-                self._blob(key).compose([self._blob(name) for name in names], **self._patience)
+                for piece in pieces_of(data):
+                    size = max(_SMALLEST_PART, -(-len(piece) // _PARTS))
+                    parts = [piece[begin : begin + size] for begin in range(0, len(piece), size)]
+                    new = [f"{key}.part-{number:05}" for number in range(len(names), len(names) + len(parts))]
+                    names += new
+                    list(pool.map(self._send, new, parts))
+            self._compose(key, names)
         finally:
             with contextlib.suppress(StorageError):
                 self.delete(names)
@@ -177,6 +180,21 @@ class GcsStorage:
         # MD5, because it releases the interpreter lock. Google's CRC-32C doesn't, and takes no views.
         with self._sentences(key):
             self._blob(key).upload_from_file(UploadBody(part), size=len(part), checksum="md5", **self._patience)
+
+    def _compose(self, key: str, names: MutableSequence[str]) -> None:
+        """Make an object of others, some at a time. What is made on the way is added to `names`."""
+        parts = [*names]
+        while len(parts) > _MOST_COMPOSED:
+            groups = [parts[begin : begin + _MOST_COMPOSED] for begin in range(0, len(parts), _MOST_COMPOSED)]
+            parts = [f"{group[0]}-joined" for group in groups]
+            names += parts
+            for name, group in zip(parts, groups, strict=True):
+                self._compose_at_once(name, group)
+        self._compose_at_once(key, parts)
+
+    def _compose_at_once(self, key: str, names: Sequence[str]) -> None:
+        with self._sentences(key):
+            self._blob(key).compose([self._blob(name) for name in names], **self._patience)
 
     def _bucket_exists(self) -> bool:
         exists: bool = self._bucket.exists(**self._patience)

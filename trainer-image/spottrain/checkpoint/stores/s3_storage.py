@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import count, islice
 from typing import Any, TypeVar
 
 import botocore.session
@@ -33,7 +33,7 @@ from spottrain.checkpoint.stores.s3_answers import (
     UploadGone,
 )
 from spottrain.checkpoint.stores.s3_client import s3_client
-from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, Buffer
+from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, Buffer, Pieces, pieces_of, whole
 from spottrain.checkpoint.stores.upload_body import UploadBody
 
 logger = logging.getLogger(__name__)
@@ -122,12 +122,12 @@ class S3Storage:
             "same checkpoint.uri."
         )
 
-    def upload(self, key: str, data: Buffer) -> None:
-        view = memoryview(data)
-        if len(view) <= PART_BYTES:
+    def upload(self, key: str, data: Buffer | Pieces) -> None:
+        if len(data) <= PART_BYTES:
+            view = whole(data)
             self._call("put_object", key, Body=UploadBody(view), **self._checksum(view), **self._encryption)
         else:
-            self._upload_parts(key, view)
+            self._upload_parts(key, data)
 
     def get(self, key: str) -> tuple[bytes, str]:
         return self._whole(lambda: self._get(key))
@@ -211,13 +211,12 @@ class S3Storage:
                     abandoned += 1
         return abandoned
 
-    def _upload_parts(self, key: str, view: memoryview) -> None:
-        size = max(_part_bytes(len(view)), -(-len(view) // _MAX_PARTS))
+    def _upload_parts(self, key: str, data: Buffer | Pieces) -> None:
+        size = _part_bytes(data)
         algorithm = {"ChecksumAlgorithm": "CRC32"} if self._sends_checksums else {}
         upload = self._call("create_multipart_upload", key, **algorithm, **self._encryption)["UploadId"]
 
-        def send(number: int) -> dict[str, Any]:
-            part = view[(number - 1) * size : number * size]
+        def send(number: int, part: memoryview) -> dict[str, Any]:
             checksum = self._checksum(part)
             sent = self._call(
                 "upload_part", key, UploadId=upload, PartNumber=number, Body=UploadBody(part), **checksum
@@ -226,9 +225,12 @@ class S3Storage:
             return {"PartNumber": number, "ETag": sent["ETag"], **known}
 
         try:
+            sent: list[dict[str, Any]] = []
             with ThreadPoolExecutor(_PARALLEL_PARTS) as pool:
-                parts = list(pool.map(send, range(1, -(-len(view) // size) + 1)))
-            self._call("complete_multipart_upload", key, UploadId=upload, MultipartUpload={"Parts": parts})
+                for piece in pieces_of(data):
+                    parts = [piece[begin : begin + size] for begin in range(0, len(piece), size)]
+                    sent += pool.map(send, count(len(sent) + 1), parts)
+            self._call("complete_multipart_upload", key, UploadId=upload, MultipartUpload={"Parts": sent})
         except BaseException:
             with contextlib.suppress(StorageError):
                 self._call("abort_multipart_upload", key, UploadId=upload)
@@ -275,12 +277,17 @@ def _encryption(asked: str | None) -> dict[str, str]:
     return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": asked}
 
 
-def _part_bytes(size: int) -> int:
-    """Size of the parts, in bytes, for a file of this size.
+def _part_bytes(data: Buffer | Pieces) -> int:
+    """Size of the parts, in bytes.
 
     Some parts are sent at once. There are no more than that needs: each holds the interpreter lock for milliseconds.
+    Some servers want all parts but the last to have the same size, so that those of a piece divide it.
     """
-    return min(max(PART_BYTES, -(-size // (4 * _PARALLEL_PARTS))), _LARGE_PART_BYTES)
+    least = -(-len(data) // _MAX_PARTS)
+    if isinstance(data, Buffer):
+        return max(least, min(max(PART_BYTES, -(-len(data) // (4 * _PARALLEL_PARTS))), _LARGE_PART_BYTES))
+    size = max(PART_BYTES, data.piece_bytes // _PARALLEL_PARTS)
+    return size if size >= least else data.piece_bytes
 
 
 def _base64(digest: bytes) -> str:

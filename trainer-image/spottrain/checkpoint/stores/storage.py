@@ -17,6 +17,32 @@ ANSWER_SECONDS = 15.0
 Buffer = bytes | bytearray | memoryview
 
 
+class Pieces(Protocol):
+    """Bytes that are never in memory as a whole.
+
+    An iteration makes one piece after the other. Each is valid until the next is made. All but the last have
+    `piece_bytes`.
+    """
+
+    piece_bytes: int
+
+    def __len__(self) -> int:
+        """Bytes of all pieces together."""
+        ...
+
+    def __iter__(self) -> Iterator[memoryview]: ...
+
+
+def pieces_of(data: Buffer | Pieces) -> Iterable[memoryview]:
+    """The pieces of data; a buffer is its only piece."""
+    return [memoryview(data)] if isinstance(data, Buffer) else data
+
+
+def whole(data: Buffer | Pieces) -> memoryview:
+    """Data that is small enough to have it in memory as a whole."""
+    return memoryview(data if isinstance(data, Buffer) else b"".join(bytes(piece) for piece in data))
+
+
 class ObjectReader(Protocol):
     """What loading needs of a store. A checkpoint may lie elsewhere, too (replicas.py)."""
 
@@ -60,8 +86,11 @@ class CheckpointStorage(ObjectReader, Protocol):
         """
         ...
 
-    def upload(self, key: str, data: Buffer) -> None:
-        """Write a large object, unconditionally, in parallel parts if the store has them."""
+    def upload(self, key: str, data: Buffer | Pieces) -> None:
+        """Write a large object, unconditionally, in parallel parts if the store has them.
+
+        The object appears once all of it is written. Of pieces, no more than one is in memory at a time.
+        """
         ...
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
