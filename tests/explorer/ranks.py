@@ -115,6 +115,7 @@ class _Checkpointer:
     """Stands for Checkpointer: its collectives are questions."""
 
     clean_up_failure = None
+    pieces_of = None
 
     def __init__(self, script: Script) -> None:
         self._script = script
