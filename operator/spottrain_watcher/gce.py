@@ -1,12 +1,13 @@
 """Signals of Compute Engine's metadata server, by long polls.
 
 A spot VM has 30 seconds from the signal; on GKE, the kubelet leaves the first 15 of them to pods, or what its node
-pool asks for. A VM with a `preemptionNoticeDuration` has that long in addition, but its metadata doesn't say so. A
-VM that can't migrate, such as one with GPUs, is stopped for maintenance of its host 60 seconds after the signal or
-later.
+pool asks for. A VM with a `preemptionNoticeDuration` has that long in addition: `instance/preempted` is TRUE so
+much earlier, but no documented key says how long that is. A VM that can't migrate, such as one with GPUs, is stopped
+for maintenance of its host 60 seconds after the signal or later.
 
 Sources:
 https://cloud.google.com/compute/docs/instances/preemptible#preemption-process
+https://cloud.google.com/compute/docs/instances/spot#preemption_process (preemptionNoticeDuration)
 https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice
 https://cloud.google.com/compute/docs/metadata/querying-metadata#waitforchange
 https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms
