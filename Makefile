@@ -210,6 +210,9 @@ bench-control-api: binaries ## Benchmark: time from a notice to the operator's d
 bench-agreement: $(STAMP) ## Benchmark: cost of agreement and heartbeat in a step.
 	$(BIN)/torchrun --nproc-per-node=4 --standalone benchmarks/bench_agreement.py
 
+bench-boundary: $(STAMP) ## Benchmark: cost of a boundary in a script's own loop, on one rank and on two.
+	for ranks in 1 2; do $(BIN)/torchrun --nproc-per-node=$$ranks --standalone benchmarks/bench_boundary.py; done
+
 bench-memory: $(STAMP) ## Benchmark: estimated memory compared with the measured peak, by model and strategy.
 	$(BIN)/python -W ignore -m benchmarks.bench_memory
 

@@ -49,9 +49,8 @@ class _Reporter:
 
     def __init__(self) -> None:
         self.reported = Reported()
-        self.progress = SimpleNamespace(
-            commit=None, step_seconds=None, stalled_seconds=0.0, checkpoint_interval=None, loss=None
-        )
+        self.step_seconds = None
+        self.progress = SimpleNamespace(commit=None, stalled_seconds=0.0, checkpoint_interval=None, loss=None)
 
     def update(self, **changes: Any) -> None:
         known = {name: value for name, value in changes.items() if name in Reported._fields}

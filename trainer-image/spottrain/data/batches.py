@@ -56,12 +56,13 @@ class Batches:
         self.by_epoch = by_epoch
         self.length = length
         self._starts = [(0, 0)]  # first step and first position of epochs, of which not all need be known
+        self._newest: Epoch | None = None  # that was asked for
 
     def at(self, step: int) -> Batch:
         """The batch of a step, counted from 0."""
         if not self._is_cut:
             positions = range(step * self.global_batch, (step + 1) * self.global_batch)
-            epoch = self.order.epoch_at(positions[-1])
+            epoch = self._epoch_at(positions[-1])
             return Batch(
                 positions=positions,
                 epoch=epoch,
@@ -105,7 +106,10 @@ class Batches:
 
     def fingerprint(self, completed: int) -> int:
         """Of the order in the epoch of the step that follows; of the last one at the end of the run."""
-        return self.at(completed - 1 if completed > 0 and self.is_over(completed) else completed).epoch.fingerprint
+        step = completed - 1 if completed > 0 and self.is_over(completed) else completed
+        if self._is_cut:
+            return self._find(step)[1].fingerprint
+        return self._epoch_at((step + 1) * self.global_batch - 1).fingerprint
 
     @property
     def total_steps(self) -> int | None:
@@ -126,17 +130,23 @@ class Batches:
     def start_at(self, step: int, position: int) -> None:
         """Note where an epoch starts, so that those before it need not be counted."""
         self._starts = [(step, position)]
+        self._newest = None
 
     @property
     def _is_cut(self) -> bool:
         first = self._starts[0][1]
         return self.by_epoch or (not self.order.is_regular and self.order.epoch_at(first).ends is not None)
 
+    def _epoch_at(self, position: int) -> Epoch:
+        if self._newest is None or position not in self._newest.positions:
+            self._newest = self.order.epoch_at(position)
+        return self._newest
+
     def _find(self, step: int) -> tuple[int, Epoch]:
         """The first step of the epoch to which a step belongs, and the epoch."""
         first_step, position = self._starts[bisect_right(self._starts, step, key=lambda start: start[0]) - 1]
         while True:
-            epoch = self.order.epoch_at(position)
+            epoch = self._epoch_at(position)
             num_batches = epoch.num_batches(self.global_batch)
             ahead = (step - first_step) // num_batches
             if ahead == 0:

@@ -9,7 +9,7 @@ import torch
 
 from spottrain.data.batch import BatchPlan, FetchedBatch
 from spottrain.data.batches import Batches
-from spottrain.data.order import Permutation
+from spottrain.data.order import ENDLESS, Permutation
 
 
 class NoBatches:
@@ -43,8 +43,8 @@ class OwnData:
     batches: Batches = field(init=False)
 
     @classmethod
-    def of(cls, plan: BatchPlan, *, seed: int, steps_per_epoch: int = 1) -> OwnData:
-        num_samples = plan.global_batch * steps_per_epoch
+    def of(cls, plan: BatchPlan, *, seed: int, steps_per_epoch: int | None = None) -> OwnData:
+        num_samples = plan.global_batch * steps_per_epoch if steps_per_epoch else ENDLESS
         return cls(plan=plan, order=Permutation(num_samples=num_samples, seed=seed, shuffle=False))
 
     @property

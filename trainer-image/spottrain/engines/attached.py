@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -40,6 +41,7 @@ class AttachedModels(ShardedState):
         every = _together(models)
         self._buffers, self._gathered = SharedBuffers(every), GatheredParameters(every)
         self._agreement = StepAgreement(self._buffers)
+        self._shares_buffers = True
         for optimizer in optimizers.values():
             optimizer.register_step_pre_hook(lambda *_: self._require_rest())
         for model in models.values():
@@ -67,30 +69,32 @@ class AttachedModels(ShardedState):
         return True
 
     def update(self) -> None:
-        """Share the buffers after the owner's update. A collective.
+        """Share the buffers after the owner's update. A collective after the first update, and if there are any.
 
         They would differ between ranks until DDP's next forward pass, and for ever under FSDP2.
         """
-        self._check_attached()
-        self._agreement.reach()
-        self._buffers.share()
+        if self._shares_buffers:
+            self._agreement.reach()
+            self._buffers.share()
+        if self._as_attached is not None:
+            self._check_attached(self._as_attached)
+            self._as_attached = None
+            # Modules have made theirs by now. To ask again would make the ranks wait for each other in each step.
+            self._shares_buffers = dist.get_world_size() > 1 and self._buffers.exist()
 
     def discard(self) -> None:
         """Clear the gradients, so that the owner's update changes nothing."""
         for optimizer in self._optimizers.values():
             optimizer.zero_grad(set_to_none=True)
 
-    def _check_attached(self) -> None:
+    def _check_attached(self, as_attached: set[torch.Tensor]) -> None:
         """After the first update, refuse a model that was changed or spread since it was attached."""
-        if self._as_attached is None:
-            return
-        new = next((name for each, name in self._names().items() if each not in self._as_attached), None)
+        new = next((name for each, name in self._names().items() if each not in as_attached), None)
         if new is not None:
             raise UserError(
                 f"the parameter {new} is not one of those that were attached: it was made since, or its model was "
                 "spread since. Spread models, and make their optimizers, before session.attach"
             )
-        self._as_attached = None
 
     def _require_rest(self) -> None:
         """Refuse an update whose gradients the owner may have clipped or checked without seeing them."""

@@ -45,6 +45,10 @@ class SharedBuffers:
             "persistent=False for those that no commit needs."
         )
 
+    def exist(self) -> bool:
+        """Whether there are any."""
+        return next(_saved_buffers(self._modules), None) is not None
+
     def share(self) -> None:
         """Give all ranks rank 0's buffers, which have the same digest on all. A collective if there are any.
 

@@ -117,7 +117,7 @@ class Boundary:
     def _ballot(self, step: int) -> Ballot:
         """This rank's ballot at a step boundary."""
         loss, is_first = self._meter.close_step(), self._is_first
-        last_safe_seconds = self._schedule.last_safe_seconds(self._reporter.progress.step_seconds)
+        last_safe_seconds = self._schedule.last_safe_seconds(self._reporter.step_seconds)
         return Ballot(
             drain=self._drain_flag.is_set(last_safe_seconds=last_safe_seconds),
             commit=is_first and self._saver.is_due(),

@@ -257,5 +257,12 @@ class Run:
 
     def _observe(self, loss: torch.Tensor | float) -> None:
         if self._under_way is not None:
-            share = torch.as_tensor(loss).detach() / self._training.plan.world_size
-            self._under_way.observe(share.to(torch.float32))
+            self._under_way.observe(_without_graph(loss) / self._training.plan.world_size)
+
+
+def _without_graph(loss: torch.Tensor | float) -> torch.Tensor | float:
+    """A loss for the meter, without a wait for an accelerator."""
+    if not isinstance(loss, torch.Tensor):
+        return float(loss)
+    own = loss.detach()
+    return own.float() if own.is_cuda else own.item()

@@ -382,7 +382,7 @@ class Session:
         found = Attachment.of(attached)
         found.check_sizes(*self._assembly.world_sizes())
         plan = replace(self.batch_plan, micro_batch=self.batch_plan.global_batch)  # a step has one batch
-        data: RankData | OwnData = OwnData.of(plan, seed=self.config.seed, steps_per_epoch=steps_per_epoch or 1)
+        data: RankData | OwnData = OwnData.of(plan, seed=self.config.seed, steps_per_epoch=steps_per_epoch)
         if dataset is not None:
             read = Data(dataset, collate, num_workers, shuffle, loader or {})
             ordered = order_of(read, self.config.seed, order=order, largest_batch=plan.global_batch)

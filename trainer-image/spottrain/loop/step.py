@@ -22,10 +22,10 @@ class LossMeter:
     """
 
     def __init__(self) -> None:
-        self._sum: torch.Tensor | None = None
+        self._sum: torch.Tensor | float | None = None
         self._copying: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
-    def add(self, share: torch.Tensor) -> None:
+    def add(self, share: torch.Tensor | float) -> None:
         """Add a micro-batch's part of this rank's share of the mean."""
         self._sum = share if self._sum is None else self._sum + share
 
@@ -36,7 +36,7 @@ class LossMeter:
     def close_step(self) -> float | None:
         """This rank's share for the newest step with a known loss. None before the first."""
         total, self._sum = self._sum, None
-        if total is None or not total.is_cuda:
+        if not isinstance(total, torch.Tensor) or not total.is_cuda:
             return float(total) if total is not None else None
         before = self._copying
         copy = torch.empty_like(total, device="cpu", pin_memory=True).copy_(total, non_blocking=True)
@@ -114,7 +114,7 @@ class Step:
         """The same micro-batches for a different loop, which runs backward and updates in its own way."""
         return islice(self._batches, self._plan.num_micro_batches)
 
-    def observe(self, share: torch.Tensor) -> None:
+    def observe(self, share: torch.Tensor | float) -> None:
         """Add a micro-batch's part of this rank's share of the mean loss. `backward` calls it."""
         self._meter.add(share)
 

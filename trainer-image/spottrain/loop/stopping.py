@@ -74,7 +74,7 @@ class Commits:
         return self.context.drain.seconds_left()
 
     def seconds_to_go(self) -> float:
-        step_seconds = self.context.reporter.progress.step_seconds or 0.0
+        step_seconds = self.context.reporter.step_seconds or 0.0
         return max(0.0, step_seconds - self.point.seconds_under_way())
 
     def seconds_needed(self, seconds_left: float) -> float:
@@ -248,7 +248,7 @@ class Stopping:
 
     @property
     def _step_seconds(self) -> float | None:
-        return self._context.reporter.progress.step_seconds
+        return self._context.reporter.step_seconds
 
     def _begin(self, point: Point) -> None:
         if self._point.may_begin(point):

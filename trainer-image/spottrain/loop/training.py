@@ -379,8 +379,11 @@ class Training:
             stopping=self._started,
             is_judged=self.is_judged,
         )
-        with self._closing_on_error():
+        try:
             self._boundary.begin(self.step)
+        except BaseException:
+            self._batches.close()
+            raise
         return self._batches
 
     def _steps_to(self, stop: int) -> Iterator[Step]:
@@ -391,21 +394,14 @@ class Training:
             step = self._new_step(self._batches)
             self._under_way = step, time.monotonic()
             yield step
-            with self._closing_on_error():
+            try:
                 self._complete()
                 self._boundary.cross(self.step, has_updated=self._has_updated, pauses=self.pauses)
+            except BaseException:  # a drain or an error: the loop over epochs stays suspended
+                self._batches.close()
+                raise
         if self._data.batches.is_over(self.step):
             self.finish()
-
-    @contextmanager
-    def _closing_on_error(self) -> Iterator[None]:
-        """End what fetches data at a drain or an error: the loop over epochs stays suspended."""
-        assert self._batches is not None
-        try:
-            yield
-        except BaseException:
-            self._batches.close()
-            raise
 
     def _resume(self, identity: dict[str, Any]) -> MicroBatches | NoBatches:
         self._state = replace(self._state, identity=identity, total_steps=self._data.batches.total_steps)

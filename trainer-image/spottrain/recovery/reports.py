@@ -36,7 +36,7 @@ class CheckpointReports:
     @property
     def step_seconds(self) -> float | None:
         """How long a step takes, as reported; None before the first step."""
-        return self.reporter.progress.step_seconds
+        return self.reporter.step_seconds
 
     def warn(self, message: str, *, logs: bool = True) -> None:
         """Log a sentence, unless another rank does, and show it as the job's message."""

@@ -33,7 +33,9 @@ class DrainFlag:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._file = run_dir / FILE_DRAIN if run_dir is not None else None
-        self._risk_file = run_dir / FILE_AT_RISK if run_dir is not None else None
+        # Strings: pathlib's own code takes longer than a stat.
+        self._path = str(self._file) if self._file is not None else None
+        self._risk_path = str(run_dir / FILE_AT_RISK) if run_dir is not None else None
         self._on_seen = on_seen
         self._now = now
         self._monotonic = monotonic
@@ -56,7 +58,7 @@ class DrainFlag:
         The other ranks may not know it yet. If `last_safe_seconds` is given, a preemption is due only when no more
         than that is left until its deadline. Until then it may be withdrawn.
         """
-        if self._seen_at is None and self._file is not None and self._file.exists():
+        if self._seen_at is None and self._path is not None and os.path.exists(self._path):
             if self._can_wait(last_safe_seconds):
                 return False
             self._seen_at = self._now()
@@ -67,7 +69,7 @@ class DrainFlag:
 
     def is_at_risk(self) -> bool:
         """Whether a cloud recommends to leave the node of this rank: a hint, no request. To ask costs one stat."""
-        return self._risk_file is not None and self._risk_file.exists()
+        return self._risk_path is not None and os.path.exists(self._risk_path)
 
     def seconds_left(self) -> float:
         """Seconds until the deadline; infinite if none is known."""

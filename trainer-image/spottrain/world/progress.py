@@ -48,7 +48,21 @@ class ProgressReporter:
         self._write_failed = False
         self._background = BackgroundThread("progress")
         self._changing = threading.Lock()  # the listener reports, too
-        self.progress = Progress(generation=generation, updated_at=datetime.now(UTC))
+        self._made = Progress(generation=generation, updated_at=datetime.now(UTC))
+        self._changes: dict[str, Any] = {}  # since it was made
+        self._waited_seconds = 0.0
+        self._data_wait_seconds: float | None = None
+        self._has_stepped = False
+        self.step_seconds: float | None = None
+        """Running mean of how long a step takes; None before the first."""
+
+    @property
+    def progress(self) -> Progress:
+        """The newest state. It is made when somebody asks, which is more seldom than it changes."""
+        with self._changing:
+            if self._changes:
+                self._made, self._changes = self._made.model_copy(update=self._changes), {}
+            return self._made
 
     def milestone(self, name: str, at: datetime | None = None) -> None:
         """Record when a part of the start-up was done; by default now."""
@@ -80,35 +94,31 @@ class ProgressReporter:
             facts: Further fields of Progress. It is called if the step is written.
         """
         now = datetime.now(UTC)
-        before = self.progress
-        smooth = _smoothed(seconds, before.step_seconds)
-        changes: dict[str, Any] = {
-            "step": step,
-            "last_step_at": now,
-            "step_seconds": smooth,
-            "data_wait_seconds": _smoothed(data_wait_seconds, before.data_wait_seconds),
-            "tokens_per_second": tokens / smooth if tokens is not None else None,
-            "samples_per_second": samples / smooth if samples is not None else None,
-        }
-        if before.first_step_at is None:
-            changes["first_step_at"] = now
-            changes["milestones"] = {**before.milestones, "first_step": now}
-            self._written_at = 0.0
+        smooth = self.step_seconds = _smoothed(seconds, self.step_seconds)
+        self._data_wait_seconds = _smoothed(data_wait_seconds, self._data_wait_seconds)
+        if self._has_stepped:
+            self._waited_seconds += data_wait_seconds
         else:
-            changes["waited_seconds"] = before.waited_seconds + data_wait_seconds
-        is_due = time.monotonic() - self._written_at >= _MIN_SECONDS_BETWEEN_WRITES
-        if is_due:
-            changes.update(facts())
-        if is_due and self._peak_memory is not None:
-            changes["memory_bytes"] = self._peak_memory()
-        self.note(**changes)
-        if is_due:
+            self._has_stepped, self._written_at = True, 0.0
+            self.note(first_step_at=now, milestones={**self.progress.milestones, "first_step": now})
+        self.note(
+            step=step,
+            last_step_at=now,
+            step_seconds=smooth,
+            data_wait_seconds=self._data_wait_seconds,
+            waited_seconds=self._waited_seconds,
+            tokens_per_second=tokens / smooth if tokens is not None else None,
+            samples_per_second=samples / smooth if samples is not None else None,
+        )
+        if time.monotonic() - self._written_at >= _MIN_SECONDS_BETWEEN_WRITES:
+            memory = {} if self._peak_memory is None else {"memory_bytes": self._peak_memory()}
+            self.note(**facts(), **memory)
             self._write()
 
     def note(self, **changes: Any) -> None:
         """Change fields of Progress, which are written with the next step."""
         with self._changing:
-            self.progress = self.progress.model_copy(update={**changes, "updated_at": datetime.now(UTC)})
+            self._changes.update(changes, updated_at=datetime.now(UTC))
 
     def observe_loss(self, loss: float) -> None:
         """Set the newest mean loss. JSON has no NaN: None stands for it."""
