@@ -5,20 +5,24 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.data import Mixture, Streams
 from spottrain.data.audit import read_audit
+from spottrain.data.batch import BatchPlan
 from spottrain.data.loader import Data
 from spottrain.data.mixtures.mixture_order import MixtureOrder
 from spottrain.data.mixtures.reader import MixtureReader
 from spottrain.data.streams.cursor import StreamError
+from spottrain.loop.acceptance import order_of
 from stream_worlds import (
     GLOBAL_BATCH,
     LAST,
@@ -138,6 +142,45 @@ def test_a_stream_that_cannot_be_read_is_named_with_its_source(tmp_path: Path) -
     data = Mixture({"list": (LIST, 1), "web": (Streams(lambda stream, number: iter(()), streams=2), 1)})
     with pytest.raises(StreamError, match="stream 0 of web has no items in its pass 1"):
         generate(data_of(data), order(data), [(1, 1)], tmp_path)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_items_of_different_shapes_are_named(num_workers: int, tmp_path: Path) -> None:
+    class Shaped(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            return torch.zeros(3 if index != 2 else 4)
+
+    alone, odd = Shaped(range(GLOBAL_BATCH)), "sample 0 and sample 2"
+    streams = Streams(lambda stream, number: (torch.zeros(1 + stream) for _ in range(9)), streams=2)
+    mixed = Mixture({"long": (streams, 1), "short": ([torch.zeros(1)], 1)})
+    for data, named in (
+        (alone, odd),
+        (streams, "item 0 of stream 0 and item 0 of stream 1"),
+        (mixed, "item 0 of stream 1 of long and sample 0 of short"),
+    ):
+        how = Data(data, num_workers=num_workers, shuffle=False)
+        ordered = order_of(how, 0, order=None, largest_batch=GLOBAL_BATCH)
+        [rank] = ranks_of(how, ordered, 1, tmp_path, 1)
+        rank.plan = BatchPlan(global_batch=GLOBAL_BATCH, micro_batch=GLOBAL_BATCH, world_size=1)
+        rank.begin(1, by_epoch=False)
+        sentence = rf"{named} can't be in one batch: stack expects .* pass collate"
+        found = rank.load(first_step=0, device=torch.device("cpu"))
+        with closing(found), pytest.raises(ValueError, match=sentence):
+            next(found)
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_a_data_set_that_no_worker_can_unpickle_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    class Local(list[int]): ...
+
+    how = Data(Local(range(24)), num_workers=1, loader={"multiprocessing_context": "spawn"})
+    [rank] = ranks_of(how, order_of(how, 0, order=None, largest_batch=GLOBAL_BATCH), 1, tmp_path, 1)
+    rank.begin(1, by_epoch=False)
+    with (
+        closing(rank.load(first_step=0, device=torch.device("cpu"))) as batches,
+        pytest.raises(ValueError, match=r"can't be passed to a worker: .*Local.* Define it at the top of a module"),
+    ):
+        next(batches)
 
 
 def test_streams_of_a_mixture_have_one_worker_at_most() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
 import io
 import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,7 @@ import torch
 from click.testing import CliRunner
 
 from cluster_fixtures import wait_for
+from faulty_proxy import faulty_proxy
 from spottrain.checkpoint.errors import StorageUnavailable
 from spottrain.checkpoint.stores.file_storage import FileStorage
 from spottrain.data import Shards
@@ -30,7 +33,9 @@ from spottrain.data.batch import BatchPlan
 from spottrain.data.batches import Batches
 from spottrain.data.loader import Data, load_batches
 from spottrain.data.order import Permutation
+from spottrain.data.shards import fetch_ahead
 from spottrain.data.shards.cache import CacheUnusable, ShardCache, ShardDamaged
+from spottrain.data.shards.dataset import read_index
 from spottrain.data.shards.fetch_ahead import FetchAhead, check_room, wanted
 from spottrain.data.shards.formats import JsonLines, ShardFormat, Tar, Tokens
 from spottrain.data.shards.index import INDEX_KEY, ShardIndex
@@ -198,6 +203,58 @@ def test_a_store_that_is_gone_for_a_while_is_asked_again(tmp_path: Path) -> None
     cache.fetch(2)
     assert cache.holds(2)
     assert slept == [1, 2, 4, 8]
+
+
+def test_faults_of_a_store_cost_time_alone(tmp_path: Path) -> None:
+    """A store that throttles, cuts answers or hangs up: also while the index is read."""
+    data, slept = shards_in(tmp_path), list[float]()
+    with web_server(tmp_path) as address, faulty_proxy(address) as proxy:
+        place = ShardPlace.of(f"{proxy.url}/corpus/*.jsonl")
+        for number, fault in enumerate(("throttles", "cuts", "drops")):
+            proxy.play(fault, times=2, within=INDEX_KEY)
+            index = read_index(place, JsonLines(), sleep=slept.append)
+            assert index.fingerprint == data.index.fingerprint
+            proxy.play(fault, times=2, within=".jsonl")
+            cache = ShardCache(
+                tmp_path / fault, 300, index, JsonLines(), place.open, place="corpus", sleep=slept.append
+            )
+            cache.fetch(number)
+            with cache.opened(number) as file:
+                assert file.read() == (tmp_path / "corpus" / f"{number}.jsonl").read_bytes()
+    assert slept == [1, 2] * 6
+
+
+def test_a_cache_that_can_no_longer_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = shards_in(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(CacheUnusable, match="No space left on device; give its disk more room"):
+            data.cache.fetch(0)
+    assert list((tmp_path / "cache").rglob("*.unfinished")) == []
+    shutil.rmtree(data.cache.folder)
+    for write in (lambda: data[0], lambda: data.cache.plan([1])):
+        with pytest.raises(CacheUnusable, match=r"can't be written: No such file or directory; .* right to write"):
+            write()
+
+
+def test_a_process_that_cannot_write_its_plan_goes_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = shards_in(tmp_path)
+    monkeypatch.setattr(fetch_ahead, "_POLL_SECONDS", 0.001)
+    plan, failed = data.cache.plan, list[int]()
+
+    def refused_once(upcoming: Sequence[int]) -> None:
+        if not failed:
+            failed.append(1)
+            raise CacheUnusable("the cache can't be written")
+        plan(upcoming)
+
+    monkeypatch.setattr(data.cache, "plan", refused_once)
+    with closing(FetchAhead(data, lambda step: iter([4]), 0)):
+        wait_for(lambda: data.cache.holds(4), "the shard is here")
 
 
 @pytest.mark.parametrize(

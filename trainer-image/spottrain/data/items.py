@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from spottrain.data import random_state
 from spottrain.data.batch import MicroBatch
@@ -17,6 +17,20 @@ class MapDataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
+
+
+@runtime_checkable
+class NamesItems(Protocol):
+    """A data set that knows where its samples are."""
+
+    def name_of(self, index: int) -> str:
+        """What messages call a sample."""
+        ...
+
+
+def name_of(dataset: Any, index: int) -> str:
+    """What messages call a sample of a data set."""
+    return dataset.name_of(index) if isinstance(dataset, NamesItems) else f"sample {index}"
 
 
 class Items(Protocol):

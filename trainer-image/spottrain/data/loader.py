@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from itertools import chain, islice
 from multiprocessing.reduction import ForkingPickler
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan, FetchedBatch, MicroBatch
 from spottrain.data.batches import Batches
-from spottrain.data.items import ByIndex, Items, MapDataset
+from spottrain.data.items import ByIndex, Items, MapDataset, name_of
 from spottrain.data.mixtures.dataset import Mixture
 from spottrain.data.mixtures.reader import MixtureReader
 from spottrain.data.streams.cursor import Mark
@@ -165,7 +166,15 @@ def load_batches(
             num_workers=num_workers,
             pins_memory=device.type == "cuda",
         )
-        fetched = iter(loader)
+        try:
+            fetched = iter(loader)
+        except Exception as error:
+            if "multiprocessing_context" not in data.loader:
+                raise
+            raise ValueError(
+                f"the data set can't be passed to a worker: {error}. Define it at the top of a module, without what "
+                "can't be pickled, or leave out multiprocessing_context of loader: workers are forked then"
+            ) from error
         return FromWorkers(fetched, waits_after_first="timeout" not in data.loader) if num_workers else fetched
 
     return MicroBatches(_fetched(data.num_workers, fetch, now), device, now, marks)
@@ -268,7 +277,8 @@ class _MicroBatches(Dataset[_Fetched]):
 
     def __init__(self, data: Data, items: Items) -> None:
         self._items = items
-        self._collate = data.collate or default_collate
+        self._own_collate = data.collate
+        self._name_of = partial(name_of, data.dataset)
 
     def __getitem__(self, planned: _Planned) -> _Fetched:
         if get_worker_info() is not None:
@@ -277,8 +287,30 @@ class _MicroBatches(Dataset[_Fetched]):
             return self._fetch(planned)
 
     def _fetch(self, planned: _Planned) -> _Fetched:
-        data = self._collate(self._items.items(planned.micro_batch, planned.samples))
+        items = self._items.items(planned.micro_batch, planned.samples)
+        data = self._own_collate(items) if self._own_collate else self._collated(items, planned.samples)
         return _Fetched(FetchedBatch(planned.micro_batch, data), self._items.pop_marks())
+
+    def _collated(self, items: list[Any], samples: Sequence[int]) -> Any:
+        """A batch as torch makes it. Raises ValueError, which names the samples that are not alike."""
+        try:
+            return default_collate(items)
+        except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
+            first_line = str(error).strip().partition("\n")[0]
+            odd = next((number for number, item in enumerate(items) if not _are_alike(items[0], item)), 0)
+            names = sorted({self._name_of(samples[0]), self._name_of(samples[odd])})
+            raise ValueError(
+                f"{' and '.join(names)} can't be in one batch: {first_line}. Let the data set make tensors of one "
+                "shape, or pass collate, a function of a list of items that pads them"
+            ) from error
+
+
+def _are_alike(first: Any, other: Any) -> bool:
+    try:
+        default_collate([first, other])
+    except (RuntimeError, TypeError, KeyError, ValueError, AttributeError):
+        return False
+    return True
 
 
 def _planned(batches: Batches, plan: BatchPlan, rank: int, first_step: int) -> Iterator[_Planned]:

@@ -6,12 +6,12 @@ import hashlib
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
 
-from spottrain.data.items import MapDataset
+from spottrain.data.items import MapDataset, name_of
 from spottrain.data.mixtures.apportionment import Weights
 from spottrain.data.mixtures.mixture_order import MixtureOrder, Source
 from spottrain.data.mixtures.shares import Shares
@@ -91,6 +91,24 @@ class Mixture:
         source = self.sources[number]
         assert not isinstance(source, Streams)
         return source[index - self._begin(number)]
+
+    def name_of(self, index: int) -> str:
+        """What messages call a sample, by its index in the order."""
+        if index >= len(self):
+            place, stream = divmod(index - len(self), len(self._streams))
+            source, own = self._source_of_stream(stream)
+            return f"item {place} of stream {own} of {source}"
+        number = bisect_right(self._ends, index)
+        return f"{name_of(self.sources[number], index - self._begin(number))} of {self._names[number]}"
+
+    def _source_of_stream(self, stream: int) -> tuple[str, int]:
+        named = (
+            (name, own)
+            for name, each in zip(self._names, self.sources, strict=True)
+            if isinstance(each, Streams)
+            for own in range(each.num_streams)
+        )
+        return next(islice(named, stream, None))
 
     def order(self, *, seed: int, shuffle: bool, global_batch: int) -> MixtureOrder:
         """The order in which a run reads the samples."""

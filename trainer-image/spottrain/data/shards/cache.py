@@ -22,15 +22,14 @@ from typing import BinaryIO
 import numpy as np
 from zlib_ng import zlib_ng
 
-from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound, StorageUnavailable
+from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound
 from spottrain.checkpoint.stores.storage import ObjectReader
 from spottrain.data.shards.fetched_bytes import FetchedBytes
 from spottrain.data.shards.formats import InvalidShard, ShardFormat
 from spottrain.data.shards.formats.shard_format import Unpack
 from spottrain.data.shards.index import UNKNOWN, ShardIndex
+from spottrain.data.shards.store import through_outages
 
-# How often a store that does not answer is asked again: about five minutes in all.
-PAUSES = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
 _PART_BYTES = 8 << 20
 _NUM_LOCKS = 64
 _WAIT_FOR_ROOM = 0.05
@@ -127,40 +126,42 @@ class ShardCache:
 
         Raises:
             ShardDamaged: It is not what the index says.
-            CacheUnusable: The disk is full.
+            CacheUnusable: The disk is full, or can't be written.
             StorageError: It can't be read.
         """
-        with self._locked(f"shard-{number % _NUM_LOCKS}"):
+        with self._writing(), self._locked(f"shard-{number % _NUM_LOCKS}"):
             if self.holds(number):
                 return
             unpack = self._format.unpack(self._index.names[number])
             with self._room_for(number, is_packed=unpack is not None) as unfinished:
-                try:
-                    self._read(number, unfinished[0])
-                    if unpack is not None:
-                        self._unpack(number, unpack, *unfinished)
-                    os.rename(unfinished[-1], self._path(number))
-                    self.fetched.add(int(self._index.sizes[number]), late=not ahead)
-                except OSError as error:
-                    raise CacheUnusable(
-                        f"the cache {self.folder} can't be written: {error.strerror}; give its disk more room than "
-                        f"cache_bytes ({self.max_bytes})"
-                    ) from error
-                finally:
-                    for path in unfinished:
-                        path.unlink(missing_ok=True)
+                self._read(number, unfinished[0])
+                if unpack is not None:
+                    self._unpack(number, unpack, *unfinished)
+                os.rename(unfinished[-1], self._path(number))
+                self.fetched.add(int(self._index.sizes[number]), late=not ahead)
 
     def plan(self, upcoming: Sequence[int]) -> None:
-        """Say which shards are needed, in order of need."""
+        """Say which shards are needed, in order of need. Raises CacheUnusable, as `fetch` does."""
         file = self.folder / f"{_PLAN}.{os.getpid()}"
-        file.write_text(json.dumps(list(upcoming)))
-        file.rename(self.folder / _PLAN)
+        with self._writing():
+            file.write_text(json.dumps(list(upcoming)))
+            file.rename(self.folder / _PLAN)
 
     def _path(self, number: int) -> Path:
         return Path(self._file(number))
 
     def _file(self, number: int) -> str:
         return f"{self._folder}/{number}.shard"
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CacheUnusable(
+                f"the cache {self.folder} can't be written: {error.strerror}; give its disk more room than "
+                f"cache_bytes ({self.max_bytes}), and the trainer the right to write there"
+            ) from error
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
@@ -172,18 +173,21 @@ class ShardCache:
     def _room_for(self, number: int, *, is_packed: bool) -> Iterator[list[Path]]:
         """A file of the shard's size, and one of its unpacked size if it is packed.
 
-        They count already, and are locked as long as their process lives.
+        They count already, and are locked as long as their process lives. Those that are not renamed go afterwards.
         """
         sizes = [int(self._index.sizes[number]), int(self._index.unpacked[number])][: 1 + is_packed]
         paths = [self.folder / f"{number}.{os.getpid()}.{place}.unfinished" for place in range(len(sizes))]
         with ExitStack() as files:
+            for path in paths:
+                files.callback(path.unlink, missing_ok=True)
             while True:
                 with self._locked("room"):
                     if self._make_room(sum(sizes)):
                         for path, size in zip(paths, sizes, strict=True):
                             file = files.enter_context(path.open("wb"))
                             fcntl.flock(file, fcntl.LOCK_EX)
-                            file.truncate(size)
+                            if size:  # taken now: a full disk ends a process that writes to mapped memory
+                                os.posix_fallocate(file.fileno(), 0, size)
                         break
                 self._sleep(_WAIT_FOR_ROOM)  # others are fetching; what they have fetched may go
             yield paths
@@ -214,19 +218,13 @@ class ShardCache:
     def _read(self, number: int, path: Path) -> None:
         """Read a shard into a file of its size, and verify it."""
         name, size = self._index.names[number], int(self._index.sizes[number])
-        for pause in (*PAUSES, None):
-            try:
-                self._read_once(name, size, path)
-                break
-            except ObjectNotFound as error:
-                raise ShardDamaged(
-                    f"the shard {name} of {self._place} is missing; put it back, or make the index again "
-                    "(`spottrain data index`), which begins another run"
-                ) from error
-            except StorageUnavailable:
-                if pause is None:
-                    raise
-                self._sleep(pause)
+        try:
+            through_outages(lambda: self._read_once(name, size, path), sleep=self._sleep)
+        except ObjectNotFound as error:
+            raise ShardDamaged(
+                f"the shard {name} of {self._place} is missing; put it back, or make the index again "
+                "(`spottrain data index`), which begins another run"
+            ) from error
         with path.open("rb") as file:
             found = _checksum(file, size)
         if self._index.checksums[number] not in (found, UNKNOWN):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from spottrain.data.shards.formats import Place, ShardFormat, format_of
 from spottrain.data.shards.index import INDEX_KEY, InvalidIndex, ShardIndex
 from spottrain.data.shards.mds_index import MDS_INDEX_KEY, index_of_mds
 from spottrain.data.shards.shard_order import ShardOrder
-from spottrain.data.shards.store import ShardPlace
+from spottrain.data.shards.store import ShardPlace, through_outages
 from spottrain.data.shards.undecodable import Undecodable, is_of_the_machine
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Shards:
             >>> from spottrain.data import Shards
             >>> from spottrain.data.shards.formats import Tokens
             >>> from spottrain.data.shards.make_index import make_index
-            >>> from spottrain.data.shards.store import ShardPlace
+            >>> from spottrain.data.shards.store import ShardPlace, through_outages
             >>> folder = tempfile.TemporaryDirectory()
             >>> for number in range(3):
             ...     np.arange(9, dtype=np.uint16).tofile(f"{folder.name}/{number}.bin")
@@ -93,7 +94,7 @@ class Shards:
         self._max_undecodable = max_undecodable
         place = ShardPlace.of(uri, endpoint_url)
         self._uri = uri
-        self.index = _read_index(place, self._format)
+        self.index = read_index(place, self._format)
         self.cache = ShardCache(Path(cache), cache_bytes, self.index, self._format, place.open, place=uri)
         self.undecodable = Undecodable(self.cache.folder / "undecodable")
         self._ends: list[int] = np.cumsum(self.index.samples).tolist()
@@ -126,6 +127,14 @@ class Shards:
                     self._leave_out(shard, number, begin + number, error)
         raise ValueError(f"no sample of the shard {self.index.names[shard]} of {self._uri} can be decoded")
 
+    def name_of(self, index: int) -> str:
+        """What messages call a sample."""
+        shard = bisect_right(self._ends, index)
+        return self._name_of(shard, index - self._ends[shard] + int(self.index.samples[shard]))
+
+    def _name_of(self, shard: int, number: int) -> str:
+        return f"sample {number} of the shard {self.index.names[shard]} of {self._uri}"
+
     def order(self, *, seed: int, shuffle: bool, global_batch: int) -> ShardOrder:
         """The order in which a run reads the samples."""
         return ShardOrder(
@@ -138,9 +147,7 @@ class Shards:
         )
 
     def _leave_out(self, shard: int, number: int, index: int, error: Exception) -> None:
-        sentence = (
-            f"sample {number} of the shard {self.index.names[shard]} of {self._uri} can't be decoded: {error!r}"
-        )
+        sentence = f"{self._name_of(shard, number)} can't be decoded: {error!r}"
         if not self._max_undecodable:
             raise ValueError(sentence) from error
         if (count := self.undecodable.add(index, self._max_undecodable)) is None:
@@ -169,17 +176,28 @@ class Shards:
         return self._places[shard]
 
 
-def _found(store: ObjectReader, key: str) -> bytes | None:
+def _found(store: ObjectReader, key: str, sleep: Callable[[float], None]) -> bytes | None:
     try:
-        return store.get(key)[0]
+        return through_outages(lambda: store.get(key)[0], sleep=sleep)
     except ObjectNotFound:
         return None
 
 
-def _read_index(place: ShardPlace, format: ShardFormat) -> ShardIndex:
+def read_index(place: ShardPlace, format: ShardFormat, *, sleep: Callable[[float], None] = time.sleep) -> ShardIndex:
+    """Read the index of shards.
+
+    Args:
+        place: The shards.
+        format: Their format.
+        sleep: Waits so many seconds, if the store does not answer.
+
+    Raises:
+        InvalidIndex: There is none, or one of other shards.
+        StorageError: It can't be read.
+    """
     where, store = f"{place.folder}/{INDEX_KEY}", place.open()
-    if (content := _found(store, INDEX_KEY)) is None:
-        if format.name == "mds" and (content := _found(store, MDS_INDEX_KEY)) is not None:
+    if (content := _found(store, INDEX_KEY, sleep)) is None:
+        if format.name == "mds" and (content := _found(store, MDS_INDEX_KEY, sleep)) is not None:
             return index_of_mds(content, f"{place.folder}/{MDS_INDEX_KEY}", place.pattern)
         raise InvalidIndex(
             f"there is no index {where}; make it once, with `spottrain data index {place.folder}/{place.pattern}`"

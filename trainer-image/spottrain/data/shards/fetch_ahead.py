@@ -82,14 +82,15 @@ def _run(shards: Shards, upcoming: Upcoming, step: c_longlong) -> None:
     os.nice(5)
     planned, plan = -1, list[int]()
     while True:
-        if (completed := step.value) != planned:
-            plan, planned = wanted(shards, upcoming(completed)), completed
-            shards.cache.plan(plan)
-        missing = next((number for number in plan if not shards.cache.holds(number)), None)
-        if missing is None:
-            time.sleep(_POLL_SECONDS)
-            continue
         try:
+            if (completed := step.value) != planned:
+                plan = wanted(shards, upcoming(completed))
+                shards.cache.plan(plan)
+                planned = completed
+            missing = next((number for number in plan if not shards.cache.holds(number)), None)
+            if missing is None:
+                time.sleep(_POLL_SECONDS)
+                continue
             shards.cache.fetch(missing, ahead=True)
         except (CheckpointError, ValueError) as error:
             logger.warning("A shard could not be fetched ahead: %s", error)

@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import fnmatch
 import http.client
+import logging
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeVar
 
 from spottrain.checkpoint.errors import ObjectNotFound, StorageDenied, StorageUnavailable
 from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, CheckpointStorage, ObjectReader
 from spottrain.checkpoint.stores.uri import open_storage
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# How often a store that does not answer is asked again: about five minutes in all.
+PAUSES = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
-class ShardStore(ObjectReader, Protocol):
-    """What shards need of a store: to read, and to make an index also to list and to write."""
+def through_outages(read: Callable[[], T], *, sleep: Callable[[float], None] = time.sleep) -> T:
+    """What `read` returns. While the store does not answer, it is asked again.
+
+    Raises:
+        StorageUnavailable: It has not answered for five minutes.
+        StorageError: What `read` raises otherwise.
+    """
+    for pause in PAUSES:
+        try:
+            return read()
+        except StorageUnavailable as error:
+            if pause == PAUSES[0]:
+                logger.warning("The store of the shards is asked again for %d s: %s", sum(PAUSES), error)
+            sleep(pause)
+    return read()
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,11 @@ class Streams:
         self.num_streams = streams
         self._window = window
 
+    def name_of(self, index: int) -> str:
+        """What messages call an item, by its index in the order."""
+        place, stream = divmod(index, self.num_streams)
+        return f"item {place} of stream {stream}"
+
     def order(self, *, seed: int, shuffle: bool, global_batch: int) -> StreamOrder:
         """The order in which a run reads the items. Raises ValueError for more streams than a batch has items."""
         return StreamOrder(
