@@ -11,7 +11,7 @@ import random
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from itertools import count, islice
 from multiprocessing.context import ForkProcess
@@ -144,6 +144,70 @@ def test_a_sample_draws_the_same_in_whatever_micro_batch_it_is() -> None:
         return torch.cat([next(found).data["torch"] for _ in range(plan.num_micro_batches)]).tolist()
 
     assert drawn(2) == drawn(6)
+
+
+class DrawsAtTimes:
+    """Items of which some draw random numbers, from a different generator each time."""
+
+    def __init__(self, drawing: set[int]) -> None:
+        self._drawing = drawing
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        if index not in self._drawing:
+            return index, 0.0
+        draws: list[Callable[[], float]] = [random.random, np.random.rand, lambda: torch.rand(1).item()]
+        return index, draws[index % 3]()
+
+
+@pytest.mark.parametrize("drawing", [set(range(23)), {4}, {3, 8, 10}, set()], ids=["all", "one", "some", "none"])
+def test_items_that_draw_and_those_that_do_not_are_as_if_each_was_seeded(drawing: set[int]) -> None:
+    dataset, order = DrawsAtTimes(drawing), Permutation(num_samples=23, seed=4)
+
+    def collate(items: list[Any]) -> Any:
+        return items, torch.rand(1).item(), random.random(), np.random.rand()
+
+    def seeded(position: int) -> Any:
+        random_state.seed_host(4, step=position)
+        return dataset[int(order.samples([position])[0])]
+
+    plan = BatchPlan(global_batch=6, micro_batch=6, world_size=1)
+    data = Data(dataset, num_workers=0, collate=collate)
+    found = load_batches(
+        data, Batches(order, plan.global_batch), plan, rank=0, first_step=0, device=torch.device("cpu")
+    )
+    for step in range(8):
+        assert next(found).data == collate([seeded(step * 6 + place) for place in range(6)])
+
+
+class InGroups(DrawsAtTimes):
+    """Items that can be fetched several at once."""
+
+    def __init__(self) -> None:
+        super().__init__(set())
+        self.groups: list[list[int]] = []
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, float]]:
+        self.groups.append(indices)
+        return [self[index] for index in indices]
+
+
+def test_items_that_draw_nothing_are_fetched_together_in_chunks_of_the_order() -> None:
+    dataset, order = InGroups(), Permutation(num_samples=23, seed=4)
+    plan = BatchPlan(global_batch=3000, micro_batch=3000, world_size=1)
+    found = load_batches(
+        Data(dataset, num_workers=0),
+        Batches(order, plan.global_batch),
+        plan,
+        rank=0,
+        first_step=2,
+        device=torch.device("cpu"),
+    )
+    for _ in range(3):
+        next(found)
+    assert dataset.groups == [order.samples(range(3000 * step, 3000 * (step + 1))).tolist() for step in (3, 4)]
 
 
 def test_the_random_numbers_of_training_do_not_know_of_the_data() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import io
 import json
 import re
 import sys
@@ -211,9 +210,11 @@ def mds_shard(encoding: str, samples: list[bytes]) -> bytes:
     ("encoding", "content", "value"),
     [("str_float", b"1.5", 1.5), ("str_decimal", b"1.10", Decimal("1.10")), ("png", b"\x89", b"\x89")],
 )
-def test_columns_of_mds_have_their_types(encoding: str, content: bytes, value: Any) -> None:
-    file = io.BytesIO(mds_shard(encoding, [b"", content]))
-    assert Mds().sample(file, Mds().places(file)[1]) == {"x": value}
+def test_columns_of_mds_have_their_types(tmp_path: Path, encoding: str, content: bytes, value: Any) -> None:
+    shard = tmp_path / "0.mds"
+    shard.write_bytes(mds_shard(encoding, [b"", content]))
+    with shard.open("rb") as file:
+        assert Mds().sample(file.fileno(), Mds().places(file)[1]) == {"x": value}
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,32 @@ def test_files_of_one_name_are_a_sample_of_a_tar(tmp_path: Path) -> None:
     assert decoded[0] == 7
 
 
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6).reshape(2, 3),
+        np.asfortranarray(np.ones((2, 3))),
+        np.float32(2),
+        np.empty((0, 3)),
+        np.array(["é"]),
+    ],
+    ids=["C", "Fortran", "scalar", "empty", "text"],
+)
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+def test_an_array_of_a_tar_is_what_numpy_loads(tmp_path: Path, array: Any, version: tuple[int, int]) -> None:
+    content = io.BytesIO()
+    np.lib.format.write_array(content, np.asanyarray(array), version)
+    write_tar(tmp_path / "0.tar", {"0": {"npy": content.getvalue()}, "1": {"npy": content.getvalue()[:-1]}})
+    uri = f"file://{tmp_path}/*.tar"
+    make_index(ShardPlace.of(uri), Tar())
+    found = Shards(uri, format="tar", cache=tmp_path / "cache", cache_bytes=1 << 20)
+    own, loaded = found[0]["npy"], np.load(io.BytesIO(content.getvalue()))
+    assert (own.dtype, own.shape, own.flags.writeable) == (loaded.dtype, loaded.shape, True)
+    assert np.array_equal(own, loaded)
+    with pytest.raises(ValueError, match=r"sample 1 of the shard 0\.tar of .* can't be decoded"):
+        found[1]
+
+
 def test_a_line_is_a_sample_also_without_an_end(tmp_path: Path) -> None:
     (tmp_path / "0.jsonl").write_text('{"x": 1}\n\n[2]\n"three"')
     uri = f"file://{tmp_path}/*.jsonl"
@@ -219,7 +245,7 @@ def test_faults_of_a_store_cost_time_alone(tmp_path: Path) -> None:
                 tmp_path / fault, 300, index, JsonLines(), place.open, place="corpus", sleep=slept.append
             )
             cache.fetch(number)
-            with cache.opened(number) as file:
+            with open(cache.open(number), "rb") as file:
                 assert file.read() == (tmp_path / "corpus" / f"{number}.jsonl").read_bytes()
     assert slept == [1, 2] * 6
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from spottrain.data import random_state
 from spottrain.data.batch import MicroBatch
 from spottrain.data.streams.cursor import Mark
 
@@ -45,25 +43,9 @@ class Items(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ByIndex:
-    """Items of a data set. Implements Items.
-
-    Attributes:
-        dataset: The data set.
-        seed: Seed of what it draws at random.
-    """
-
-    dataset: MapDataset
-    seed: int
-
-    def items(self, micro_batch: MicroBatch, samples: Sequence[int]) -> list[Any]:
-        return [self.item(*each) for each in zip(micro_batch.positions, samples, strict=True)]
-
-    def pop_marks(self) -> dict[int, list[Mark]]:
-        return {}
-
-    def item(self, position: int, sample: int) -> Any:
-        """The item of a sample. What it draws depends on its position in the run alone."""
-        random_state.seed_host(self.seed, step=position)
-        return self.dataset[sample]
+def get_items(dataset: MapDataset, indices: Sequence[int]) -> list[Any]:
+    """Several items, by `__getitems__` if the data set has it, as torch's DataLoader does."""
+    if (several := getattr(dataset, "__getitems__", None)) is not None:
+        found: list[Any] = several(indices)
+        return found
+    return [dataset[index] for index in indices]

@@ -13,13 +13,16 @@ from multiprocessing.reduction import ForkingPickler
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan, FetchedBatch, MicroBatch
 from spottrain.data.batches import Batches
-from spottrain.data.items import ByIndex, Items, MapDataset, name_of
+from spottrain.data.by_index import ByIndex
+from spottrain.data.hand_over import packed
+from spottrain.data.items import Items, MapDataset, name_of
 from spottrain.data.mixtures.dataset import Mixture
 from spottrain.data.mixtures.reader import MixtureReader
 from spottrain.data.streams.cursor import Mark
@@ -41,6 +44,8 @@ CHEAP_SECONDS = 0.002
 # A worker that was started by default, and that delivers nothing for so long, hangs: some libraries break after a
 # fork.
 FIRST_BATCH_SECONDS = 60.0
+# Samples that are looked up in the order at once, about.
+_LOOK_UP = 4096
 _OF_WORKERS = frozenset({"prefetch_factor", "worker_init_fn", "multiprocessing_context", "timeout"})
 OPTIONS = _OF_WORKERS | {"pin_memory"}
 """Arguments of torch's DataLoader that a script may give."""
@@ -156,7 +161,8 @@ def load_batches(
     Returns:
         The micro-batches. Close them to end the workers.
     """
-    fetching = _MicroBatches(data, _items(data.dataset, batches.order.seed, marks))
+    pins_memory = data.loader.get("pin_memory", device.type == "cuda")
+    fetching = _MicroBatches(data, _items(data.dataset, batches.order.seed, marks), packs=not pins_memory)
 
     def fetch(num_workers: int, *, after: int = 0) -> Iterator[_Fetched]:
         loader = _data_loader(
@@ -164,7 +170,7 @@ def load_batches(
             fetching,
             islice(_planned(batches, plan, rank, first_step), after, None),
             num_workers=num_workers,
-            pins_memory=device.type == "cuda",
+            pins_memory=pins_memory,
         )
         try:
             fetched = iter(loader)
@@ -272,17 +278,20 @@ def _items(dataset: MapDataset | Streams, seed: int, marks: StreamMarks | None) 
     return StreamReader(dataset.make_stream, marks)
 
 
-class _MicroBatches(Dataset[_Fetched]):
+class _MicroBatches(Dataset[Any]):
     """Fetches and collates the samples of micro-batches."""
 
-    def __init__(self, data: Data, items: Items) -> None:
+    def __init__(self, data: Data, items: Items, *, packs: bool) -> None:
+        """`packs` says whether workers pack what they fetch: torch can't pin that."""
         self._items = items
         self._own_collate = data.collate
         self._name_of = partial(name_of, data.dataset)
+        self._packs = packs
 
-    def __getitem__(self, planned: _Planned) -> _Fetched:
+    def __getitem__(self, planned: _Planned) -> Any:
+        """A `_Fetched`, which a worker may have packed."""
         if get_worker_info() is not None:
-            return self._fetch(planned)
+            return packed(self._fetch(planned)) if self._packs else self._fetch(planned)
         with random_state.host_untouched():
             return self._fetch(planned)
 
@@ -314,10 +323,19 @@ def _are_alike(first: Any, other: Any) -> bool:
 
 
 def _planned(batches: Batches, plan: BatchPlan, rank: int, first_step: int) -> Iterator[_Planned]:
-    """A rank's micro-batches from `first_step` on. The rank's own process looks up samples; workers need no order."""
-    for step in batches.steps_from(first_step):
-        for micro_batch in plan.micro_batches(rank, batches.at(step).positions):
-            yield _Planned(micro_batch, batches.order.samples(micro_batch.positions).tolist())
+    """A rank's micro-batches from `first_step` on. The rank's own process looks up samples; workers need no order.
+
+    Samples of several steps are looked up at once, which takes a small part of the time. The script's own order is
+    asked for no epoch before its time.
+    """
+    num_steps = max(1, _LOOK_UP // -(-plan.global_batch // plan.world_size)) if batches.order.is_regular else 1
+    steps = batches.steps_from(first_step)
+    while chunk := list(islice(steps, num_steps)):
+        planned = [each for step in chunk for each in plan.micro_batches(rank, batches.at(step).positions)]
+        positions = np.concatenate([np.arange(each.positions.start, each.positions.stop) for each in planned])
+        samples = iter(batches.order.samples(positions).tolist())
+        for micro_batch in planned:
+            yield _Planned(micro_batch, list(islice(samples, len(micro_batch.positions))))
 
 
 def _unchanged(batch: Any) -> Any:

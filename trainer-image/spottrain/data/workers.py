@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spottrain.checkpoint.errors import CheckpointError
+from spottrain.data.hand_over import unpacked
 from spottrain_runtime.processes import die_with_parent
 
 
@@ -44,7 +45,7 @@ class FromWorkers(Iterator[Any]):
                     raise
             else:
                 self._has_begun = True
-                return batch
+                return unpacked(batch)
 
 
 def _sentence(error: CheckpointError) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
 
-from spottrain.data.items import MapDataset, name_of
+from spottrain.data.items import MapDataset, get_items, name_of
 from spottrain.data.mixtures.apportionment import Weights
 from spottrain.data.mixtures.mixture_order import MixtureOrder, Source
 from spottrain.data.mixtures.shares import Shares
@@ -85,12 +85,23 @@ class Mixture:
 
     def __getitem__(self, index: int) -> Any:
         """The item of a source. Raises IndexError if there is no such sample."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        number = bisect_right(self._ends, index)
-        source = self.sources[number]
-        assert not isinstance(source, Streams)
-        return source[index - self._begin(number)]
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Items of the sources. Raises IndexError if there is no such sample."""
+        asked: dict[int, list[int]] = {}
+        for place, index in enumerate(indices):
+            if not 0 <= index < len(self):
+                raise IndexError(f"sample {index} of {len(self)}")
+            asked.setdefault(bisect_right(self._ends, index), []).append(place)
+        found: list[Any] = [None] * len(indices)
+        for number, places in asked.items():
+            source = self.sources[number]
+            assert not isinstance(source, Streams)
+            own = [indices[place] - self._begin(number) for place in places]
+            for place, item in zip(places, get_items(source, own), strict=True):
+                found[place] = item
+        return found
 
     def name_of(self, index: int) -> str:
         """What messages call a sample, by its index in the order."""

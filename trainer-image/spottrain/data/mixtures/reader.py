@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spottrain.data.batch import MicroBatch
-from spottrain.data.items import ByIndex
+from spottrain.data.by_index import ByIndex
 from spottrain.data.mixtures.dataset import Mixture
 from spottrain.data.streams.cursor import Mark
 from spottrain.data.streams.marks import StreamMarks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from bisect import bisect_right
 from collections import OrderedDict
@@ -104,28 +105,32 @@ class Shards:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Any:
-        """Read a sample, and fetch its shard if it isn't here.
+        """Read a sample, and fetch its shard if it isn't here. Raises as `__getitems__`."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Read samples, and fetch their shards if they aren't here. Each shard is opened once.
 
         Raises:
             IndexError: There is no such sample.
-            ValueError: It can't be decoded, and max_undecodable is reached. The sentence names the shard and the
+            ValueError: One can't be decoded, and max_undecodable is reached. The sentence names the shard and the
                 place in it.
         """
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        shard = bisect_right(self._ends, index)
-        length = int(self.index.samples[shard])
-        begin = self._ends[shard] - length
-        with self.cache.opened(shard) as file:
-            places = self._places_of(shard, file)
-            for number in chain(range(index - begin, length), range(index - begin)):
-                try:
-                    return self._format.sample(file, places[number])
-                except Exception as error:
-                    if is_of_the_machine(error):
-                        raise
-                    self._leave_out(shard, number, begin + number, error)
-        raise ValueError(f"no sample of the shard {self.index.names[shard]} of {self._uri} can be decoded")
+        asked: dict[int, list[int]] = {}
+        for place, index in enumerate(indices):
+            if not 0 <= index < len(self):
+                raise IndexError(f"sample {index} of {len(self)}")
+            asked.setdefault(bisect_right(self._ends, index), []).append(place)
+        found: list[Any] = [None] * len(indices)
+        for shard, places in asked.items():
+            begin = self._ends[shard - 1] if shard else 0
+            file = self.cache.open(shard)
+            try:
+                for place in places:
+                    found[place] = self._sample(shard, indices[place] - begin, file)
+            finally:
+                os.close(file)
+        return found
 
     def name_of(self, index: int) -> str:
         """What messages call a sample."""
@@ -146,6 +151,20 @@ class Shards:
             lanes=self._lanes,
         )
 
+    def _sample(self, shard: int, number: int, file: int) -> Any:
+        """Read a sample of a shard, or the next one that can be decoded."""
+        if (places := self._places.get(shard)) is None:
+            places = self._read_places(shard, file)
+        for each in chain(range(number, len(places)), range(number)):
+            try:
+                return self._format.sample(file, places[each])
+            except Exception as error:
+                if is_of_the_machine(error):
+                    raise
+                begin = self._ends[shard] - len(places)
+                self._leave_out(shard, each, begin + each, error)
+        raise ValueError(f"no sample of the shard {self.index.names[shard]} of {self._uri} can be decoded")
+
     def _leave_out(self, shard: int, number: int, index: int, error: Exception) -> None:
         sentence = f"{self._name_of(shard, number)} can't be decoded: {error!r}"
         if not self._max_undecodable:
@@ -161,19 +180,19 @@ class Shards:
                 "The next sample stands in: %s. Left out: %d of %d.", sentence, count, self._max_undecodable
             )
 
-    def _places_of(self, shard: int, file: Any) -> Sequence[Place]:
-        if shard not in self._places:
-            places = self._format.places(file)
-            if len(places) != self.index.samples[shard]:
-                raise InvalidIndex(
-                    f"the shard {self.index.names[shard]} of {self._uri} has {len(places)} samples, and the index "
-                    f"says {self.index.samples[shard]}; make it again with `spottrain data index`"
-                )
-            self._places[shard] = places
-        self._places.move_to_end(shard)
+    def _read_places(self, shard: int, file: int) -> Sequence[Place]:
+        """Read where the samples of a shard are, and keep that of the newest shards."""
+        with open(file, "rb", closefd=False) as content:
+            places = self._format.places(content)
+        if len(places) != self.index.samples[shard]:
+            raise InvalidIndex(
+                f"the shard {self.index.names[shard]} of {self._uri} has {len(places)} samples, and the index "
+                f"says {self.index.samples[shard]}; make it again with `spottrain data index`"
+            )
+        self._places[shard] = places
         while len(self._places) > _NUM_OPEN:
             self._places.popitem(last=False)
-        return self._places[shard]
+        return places
 
 
 def _found(store: ObjectReader, key: str, sleep: Callable[[float], None]) -> bytes | None:

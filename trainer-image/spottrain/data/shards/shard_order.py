@@ -38,6 +38,7 @@ class ShardOrder:
     """The order of samples in shards. Implements DataOrder. A sample's index counts through the shards of the index.
 
     Attributes:
+        kind: What a commit calls it, with the fingerprint of the index.
         seed: Seed of the permutations.
         num_samples: Samples of all shards.
         num_lanes: Parts of an epoch that are read side by side. Each has a slot of the batch at least.
@@ -78,10 +79,8 @@ class ShardOrder:
         rows, last = divmod(self.num_samples, global_batch)
         self._lane_begins = rows * self._slots + np.minimum(self._slots, last)
         self._layout_of = lru_cache(maxsize=3)(self._lay_out)
-
-    @property
-    def kind(self) -> str:
-        return f"shards {self._index.fingerprint}, {self.num_lanes} lanes, window {self._window}"
+        self.kind = f"shards {index.fingerprint}, {self.num_lanes} lanes, window {window}"
+        self._fingerprint = fingerprint(f"{self.kind}/{seed}/{shuffle}".encode())
 
     @property
     def whole_batch(self) -> range:
@@ -101,7 +100,7 @@ class ShardOrder:
         return Epoch(
             number=number,
             positions=range(number * self.num_samples, (number + 1) * self.num_samples),
-            fingerprint=fingerprint(f"{self.kind}/{self.seed}/{self._shuffle}".encode()),
+            fingerprint=self._fingerprint,
         )
 
     def upcoming(self, position: int, share: range, *, by_epoch: bool) -> Iterator[int]:

@@ -38,7 +38,7 @@ class _Columns:
     def places(self, file: BinaryIO) -> Sequence[Place]:
         return _Rows(tuple(accumulate(batch.num_rows for batch in record_batches(file))))
 
-    def sample(self, file: BinaryIO, place: Place) -> Any:
+    def sample(self, file: int, place: Place) -> Any:
         number, row = place
         batch = _reader(file).get_batch(number)
         names = batch.schema.names
@@ -106,15 +106,15 @@ class _Rows(Sequence[tuple[int, int]]):
 
 def record_batches(file: BinaryIO) -> Iterator[pa.RecordBatch]:
     """All rows of an unpacked shard, in order."""
-    reader = _reader(file)
+    reader = _reader(file.fileno())
     return map(reader.get_batch, range(reader.num_record_batches))
 
 
-def _reader(file: BinaryIO) -> pa.ipc.RecordBatchFileReader:
+def _reader(file: int) -> pa.ipc.RecordBatchFileReader:
     """Record batches of an unpacked shard. They are mapped into memory, not read."""
     import pyarrow as pa
 
-    return pa.ipc.open_file(pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+    return pa.ipc.open_file(pa.py_buffer(mmap.mmap(file, 0, access=mmap.ACCESS_READ)))
 
 
 def _value(name: str, scalar: pa.Scalar) -> Any:

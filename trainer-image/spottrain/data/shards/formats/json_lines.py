@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -37,8 +38,7 @@ class JsonLines:
         begins = np.concatenate([[0], ends[:-1] + 1])
         return np.stack([begins, ends - begins], axis=1)[ends > begins]  # type: ignore[return-value]
 
-    def sample(self, file: BinaryIO, place: Place) -> Any:
+    def sample(self, file: int, place: Place) -> Any:
         begin, size = place
-        file.seek(begin)
-        value = json.loads(file.read(size))
+        value = json.loads(os.pread(file, size, begin))
         return self.decode(value) if self.decode is not None else value

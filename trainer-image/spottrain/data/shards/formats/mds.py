@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -72,10 +74,9 @@ class Mds:
         columns = _columns(file.read(int(ends[0]) - file.tell()))
         return [(begin, end - begin, columns) for begin, end in pairwise(ends.tolist())]
 
-    def sample(self, file: BinaryIO, place: Place) -> Any:
+    def sample(self, file: int, place: Place) -> Any:
         begin, size, columns = place
-        file.seek(begin)
-        value = dict(_values(file.read(size), columns))
+        value = dict(_values(os.pread(file, size, begin), columns))
         return self.decode(value) if self.decode is not None else value
 
 
@@ -90,7 +91,7 @@ def _columns(content: bytes) -> tuple[_Column, ...]:
 
 def _values(content: bytes, columns: Sequence[_Column]) -> Iterator[tuple[str, Any]]:
     open_sizes = sum(not column.size for column in columns)
-    sizes = iter(np.frombuffer(content, "<u4", open_sizes).tolist())
+    sizes = iter(struct.unpack_from(f"<{open_sizes}I", content))
     begin = open_sizes * _WORD
     for column in columns:
         end = begin + (column.size or next(sizes))

@@ -55,6 +55,6 @@ class ShardFormat(Protocol):
         """Where each sample of an unpacked shard is. Raises InvalidShard."""
         ...
 
-    def sample(self, file: BinaryIO, place: Place) -> Any:
-        """Read one sample."""
+    def sample(self, file: int, place: Place) -> Any:
+        """Read one sample of an unpacked shard, which `file` is the descriptor of."""
         ...

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, BinaryIO
 
@@ -46,20 +48,38 @@ class Tar:
         samples = groupby(members, key=lambda member: split_name(member[0])[0])
         return [(key, [(split_name(name)[1], begin, size) for name, begin, size in files]) for key, files in samples]
 
-    def sample(self, file: BinaryIO, place: Place) -> Any:
+    def sample(self, file: int, place: Place) -> Any:
         key, files = place
         found: dict[str, Any] = {"__key__": key}
         for ending, begin, size in files:
-            file.seek(begin)
-            found[ending] = _DECODERS.get(ending.rpartition(".")[2], bytes)(file.read(size))
+            decode = _DECODERS.get(ending.rpartition(".")[2], bytes)
+            found[ending] = decode(os.pread(file, size, begin))
         return self.decode(found) if self.decode is not None else found
 
 
+def _array(content: bytes) -> Any:
+    """An array of a `.npy` file. Files of a data set mostly have one of few headers, which take long to parse."""
+    if content[: len(_NPY)] != _NPY:
+        return np.load(io.BytesIO(content), allow_pickle=False)
+    begin = len(_NPY) + 2 + int.from_bytes(content[len(_NPY) : len(_NPY) + 2], "little")
+    shape, is_fortran, dtype = _npy_header(content[:begin])
+    if dtype.hasobject:
+        return np.load(io.BytesIO(content), allow_pickle=False)  # which refuses it
+    return np.ndarray(shape, dtype, content, begin, order="F" if is_fortran else "C").copy("K")
+
+
+@lru_cache
+def _npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    return np.lib.format.read_array_header_1_0(io.BytesIO(header[len(_NPY) :]))
+
+
+# What a file of version 1.0 begins with.
+_NPY = b"\x93NUMPY\x01\x00"
 _DECODERS: Mapping[str, Callable[[bytes], Any]] = {
     "txt": bytes.decode,
     "cls": int,
     "json": json.loads,
-    "npy": lambda content: np.load(io.BytesIO(content), allow_pickle=False),
+    "npy": _array,
 }
 
 

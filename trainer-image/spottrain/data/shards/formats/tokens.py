@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -52,10 +53,9 @@ class Tokens:
         step = self.context * dtype.itemsize
         return [(begin + index * step, dtype) for index in range(number)] if begin else range(0, number * step, step)
 
-    def sample(self, file: BinaryIO, place: Place) -> torch.Tensor:
+    def sample(self, file: int, place: Place) -> torch.Tensor:
         begin, dtype = place if isinstance(place, tuple) else (place, np.dtype(self.dtype))
-        file.seek(begin)
-        tokens = np.frombuffer(file.read((self.context + 1) * dtype.itemsize), dtype)
+        tokens = np.frombuffer(os.pread(file, (self.context + 1) * dtype.itemsize, begin), dtype)
         return torch.from_numpy(tokens.astype(np.int64))
 
     def _header(self, file: BinaryIO) -> tuple[int, np.dtype[Any]]:
