@@ -173,7 +173,7 @@ def permute(offsets: Indices, sizes: Indices | int, seed: int, numbers: Indices 
     distinct, which = np.unique(of_each, return_inverse=True)
     half_bits = np.array([_half_bits(each) for each in distinct.tolist()], np.uint64)[which]
     distinct, which = np.unique(np.broadcast_to(numbers, offsets.shape), return_inverse=True)
-    keys = np.array([_round_keys(seed, each) for each in distinct.tolist()], np.uint64)[which].T
+    keys = _round_keys(seed, distinct)[:, which]
     values = _feistel(offsets.astype(np.uint64), half_bits, keys)
     while (outside := np.flatnonzero(values >= of_each)).size:
         values[outside] = _feistel(values[outside], half_bits[outside], keys[:, outside])
@@ -184,17 +184,17 @@ def _half_bits(size: int) -> int:
     return max(1, (max(size - 1, 1).bit_length() + 1) // 2)
 
 
-def _round_keys(seed: int, epoch: int) -> list[int]:
-    """Keys from SplitMix64 (Steele, Lea and Flood, 2014), started from both numbers."""
-    state = _mix((seed & _MASK) ^ _mix(epoch + 1))
-    return [_mix(state + (index + 1) * 0x9E3779B97F4A7C15) for index in range(_NUM_ROUNDS)]
+def _round_keys(seed: int, numbers: Indices) -> _Words:
+    """Keys of each round and number, from SplitMix64 (Steele, Lea and Flood, 2014), started from seed and number."""
+    state = _mix(np.uint64(seed & _MASK) ^ _mix(numbers.astype(np.uint64) + np.uint64(1)))
+    rounds = np.arange(1, _NUM_ROUNDS + 1, dtype=np.uint64)[:, None]
+    return _mix(state + rounds * np.uint64(0x9E3779B97F4A7C15))
 
 
-def _mix(value: int) -> int:
-    value &= _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
+def _mix(words: _Words) -> _Words:
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
 
 
 def _feistel(values: _Words, half_bits: _Words, keys: _Words) -> _Words:

@@ -115,9 +115,8 @@ class StreamOrder:
     def _shuffled(self, turns: Indices, streams: Indices) -> Indices:
         """Permute the places in each window of each stream."""
         windows = turns // self._window
-        found = np.empty_like(turns)
-        for stream, window in np.unique(np.stack([streams, windows], axis=1), axis=0).tolist():
-            chosen = (streams == stream) & (windows == window)
-            begin, number = window * self._window, window * self.num_streams + stream
-            found[chosen] = begin + permute(turns[chosen] - begin, self._window, self.seed, number)
+        begins = windows * self._window
+        found: Indices = begins + permute(
+            turns - begins, self._window, self.seed, windows * self.num_streams + streams
+        )
         return found
