@@ -1,4 +1,4 @@
-"""Loops of a script's own whose ranks differ, one session after the other.
+"""Loops of scripts' own, most of them with ranks that differ, one session after the other.
 
 test_attach_ranks.py runs it as ranks. RANK_SETTINGS comes from the test. Each rank writes what it was refused.
 """
@@ -6,6 +6,8 @@ test_attach_ranks.py runs it as ranks. RANK_SETTINGS comes from the test. Each r
 import json
 import os
 import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,9 @@ os.environ.update(RANK_SETTINGS["environment"])
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
 from torch.distributed.distributed_c10d import _get_default_store  # noqa: E402
+from torch.distributed.tensor import DTensor, Replicate  # noqa: E402
 
 import spottrain  # noqa: E402
 from sessions_in_one_world import run_sessions  # noqa: E402
@@ -26,27 +30,117 @@ warnings.filterwarnings("ignore")
 RANK = int(os.environ["RANK"])
 
 
-def go_ahead(session: spottrain.Session) -> None:
+def session_of(name: str) -> AbstractContextManager[spottrain.Session]:
+    """A session whose commits are in a folder of that name."""
+    return spottrain.session(
+        global_batch=4,
+        micro_batch=2,
+        strategy="ddp",
+        checkpoint_uri=f"file://{RANK_SETTINGS['folder']}/{name}",
+        checkpoint_interval="100steps",
+    )
+
+
+def go_ahead(name: str) -> None:
     """Rank 1 is through with the boundary of each step before rank 0 begins its own."""
-    run = session.attach(total=4, model=nn.Linear(2, 2))
-    run.boundary()
-    while run.step < run.total - 1:  # the last one commits, for which they wait
-        name = f"passed/{run.step + 1}"
-        if RANK == 0:
-            _get_default_store().wait([name], timedelta(seconds=60))
-        run.boundary(0.5)
-        if RANK == 1:
-            _get_default_store().set(name, "")
-    run.boundary()
+    with session_of(name) as session:
+        run = session.attach(total=4, model=nn.Linear(2, 2))
+        run.boundary()
+        while run.step < run.total - 1:  # the last one commits, for which they wait
+            passed = f"passed/{run.step + 1}"
+            if RANK == 0:
+                _get_default_store().wait([passed], timedelta(seconds=60))
+            run.boundary(0.5)
+            if RANK == 1:
+                _get_default_store().set(passed, "")
+        run.boundary()
 
 
-CASES = {"a rank ahead": go_ahead}
+def loop(name: str, *, steps: int, data: range | None = None, parts: dict[str, Any] | None = None) -> None:
+    """A loop of a script with data of its own, which a rank may have less of."""
+    with session_of(name) as session:
+        run = session.attach(total=steps, **({"counts": []} if parts is None else parts))
+        for _ in range(run.step, steps) if data is None else data:
+            run.boundary(1.0)
 
 
-def run(name: str) -> None:
-    with spottrain.session(strategy="ddp", checkpoint_uri=f"file://{RANK_SETTINGS['folder']}/{name}") as session:
-        CASES[name](session)
+def caught(name: str) -> None:
+    """Rank 1 catches an exception in one step, and goes on with the next one."""
+    with session_of(name) as session:
+        run = session.attach(total=9, counts=[])
+        for batch in range(5):
+            if (RANK, batch) == (1, 2):
+                continue
+            run.boundary(1.0)
 
 
-found = run_sessions((name, partial(run, name)) for name in CASES)
+def shared(name: str, *, prepares: bool, steps: int) -> None:
+    """A part of a run, by session.prepare or by a loop of the script's own."""
+    model = nn.Linear(2, 2)
+    with session_of(name) as session:
+        if prepares:
+            training = session.prepare(
+                model, optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1), dataset=[torch.ones(2)] * 4
+            )
+            for step in training.steps(total=steps):
+                for batch in step.micro_batches():
+                    step.backward(training.model(batch).square().mean())
+                step.update()
+            return
+        model = session.spread(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = session.attach(total=steps, model=model, optimizer=optimizer)
+        assert run.step == steps - 2, run.step
+        while run.step < run.total:
+            optimizer.zero_grad()
+            model(torch.ones(4, 2)).square().mean().backward()
+            optimizer.step()
+            run.boundary()
+
+
+def off_mesh() -> torch.Tensor:
+    return DTensor.from_local(torch.zeros(2), DeviceMesh("cpu", [0]), [Replicate()], run_check=False)
+
+
+def taught(name: str) -> None:
+    """A frozen teacher, spread as the student is, and a student of which each step trains a part or nothing."""
+    torch.manual_seed(RANK)
+    with session_of(name) as session:
+        teacher = session.spread(nn.Linear(2, 2).requires_grad_(False))
+        student = session.spread(nn.Linear(2, 2))
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+        run = session.attach(total=4, teacher=teacher, student=student, optimizer=optimizer)
+        for number in range(4):
+            try:
+                loss = (student(torch.ones(2)) - teacher(torch.ones(2))).square().sum()
+                optimizer.zero_grad()
+                loss.backward()
+                if number == 2:
+                    raise ValueError("a bad batch")
+                optimizer.step()
+            except ValueError:
+                run.boundary()  # a step without an update
+                continue
+            run.boundary(loss)
+        assert run.step == run.total
+
+
+CASES: dict[str, Callable[[str], None]] = {
+    "a rank ahead": go_ahead,
+    "taught": taught,
+    "prepared": partial(shared, prepares=True, steps=2),
+    "attached": lambda _: shared("prepared", prepares=False, steps=4),
+    "prepared again": lambda _: shared("prepared", prepares=True, steps=6),
+    "less data": partial(loop, steps=9, data=range(5 - RANK)),
+    "left early": partial(loop, steps=9, data=range(9 - 7 * RANK)),
+    "caught": caught,
+    "other names": lambda name: loop(name, steps=2, parts={f"of_{RANK}": []}),
+    "other kinds": lambda name: loop(name, steps=2, parts={"seen": [] if RANK == 0 else 3}),
+    "other shapes": lambda name: loop(name, steps=2, parts={"factor": torch.zeros(1 + RANK)}),
+    "outside": lambda name: loop(name, steps=2, parts={"factor": off_mesh()}),
+    "saved": lambda name: loop(name, steps=2, parts={"factor": torch.zeros(2)}),
+    "saved with another shape": lambda _: loop("saved", steps=4, parts={"factor": torch.zeros(3)}),
+}
+
+found = run_sessions((name, partial(case, name)) for name, case in CASES.items())
 Path(f"{RANK_SETTINGS['result']}-{RANK}").write_text(json.dumps(found))

@@ -32,6 +32,11 @@ class DdpEngine(NativeEngine):
         device, precision = self._config.device, self._config.precision
         model.to(device)
         check_buffers(model)  # before DDP sends them
+        if precision is not torch.float32:
+            autocast_forward(model, device, precision)
+        if not any(each.requires_grad for each in model.parameters()):  # a teacher, which DDP refuses
+            copy_from_first(each.detach() for each in model.parameters())
+            return model
         unsent = _unsent(model)
         ignored = [*wrapping_names(model), *unsent]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)  # type: ignore[no-untyped-call]
@@ -44,8 +49,6 @@ class DdpEngine(NativeEngine):
         )
         copy_from_first(unsent.values())
         settle_buckets(self._ddp, model)
-        if precision is not torch.float32:
-            autocast_forward(model, device, precision)
         return self._ddp
 
     def begin_micro_batch(self, *, is_last: bool) -> None:

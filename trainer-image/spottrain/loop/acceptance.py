@@ -119,7 +119,7 @@ def order_of(data: Data, seed: int, *, order: OrderFunction | None, largest_batc
         return ScriptOrder(order, num_samples=length, seed=seed, largest_batch=largest_batch, checking=as_user_errors)
 
 
-def check_model(model: Any) -> None:
+def check_model(model: Any, *, may_be_frozen: bool = False) -> None:
     """Refuse a model that is spread already, or that no engine can spread."""
     if not isinstance(model, nn.Module):
         raise UserError(
@@ -141,7 +141,7 @@ def check_model(model: Any) -> None:
                 "zeroStage 3"
             )
     _check_modules(model)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    if not may_be_frozen and not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError("the model has no parameter that is trained; set requires_grad on some of them")
 
 

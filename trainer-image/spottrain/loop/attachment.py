@@ -10,10 +10,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from spottrain import exchange
 from spottrain.checkpoint.errors import UnsupportedState
 from spottrain.checkpoint.format import codec
 from spottrain.engines.inside import inside
@@ -49,6 +51,7 @@ class Attachment:
     def of(cls, attached: Mapping[str, Any]) -> Attachment:
         """Sort what is attached by kind. A collective. Raises UserError for what no commit can hold."""
         made = cls()
+        _check_same_on_all_ranks(attached)
         for name, value in attached.items():
             _check_pace(name, value)
         attached = {name: inside(value) for name, value in attached.items()}
@@ -58,7 +61,7 @@ class Attachment:
         _check_each_is_one(attached)
         made._check_optimizers()
         check_states({**made.parts, **{name: _part(name, each.value) for name, each in made.by_rank.items()}})
-        _check_same_on_all_ranks(attached)
+        made._check_meshes()
         for model in made.models.values():
             check_same_model(model)
         return made
@@ -105,6 +108,19 @@ class Attachment:
                 "restore it at another number. Give nodes.min and nodes.max the same value, or "
                 f"{advice_on(self.by_rank[names[0]].value)}"
             )
+
+    def _check_meshes(self) -> None:
+        """Refuse a tensor that is spread over some of the ranks alone. A collective."""
+        named = [(f"{name}.{key}", each) for name, one in self.models.items() for key, each in one.named_parameters()]
+        own = [(name, each) for name, each in [*named, *self.tensors.items()] if isinstance(each, DTensor)]
+        outside = [name for name, each in own if each.device_mesh.get_coordinate() is None]
+        for rank, names in enumerate(exchange.all_gather(outside[:1])):
+            if names:
+                raise UserError(
+                    f"{names[0]} is spread over a mesh without rank {rank}, and the job has {dist.get_world_size()} "
+                    "ranks; make the mesh of all of them, as by session.world_size, and let nodes.min and nodes.max "
+                    "give the job numbers of ranks that the other dimensions of the mesh divide"
+                )
 
     def _check_optimizers(self) -> None:
         own: set[torch.Tensor] = {parameter for model in self.models.values() for parameter in model.parameters()}

@@ -24,6 +24,10 @@ ORDERS_DIFFER = (
     "The order of the samples is not the same on all ranks. Let what order= returns depend on the epoch alone, not "
     "on the rank, and give every rank the same data set: the session shares each batch out."
 )
+SOME_LEFT = (
+    "{} left the loop after step {}, and {}. Let all ranks make the same number of steps. If one of them has less "
+    "data, or leaves out a step after an exception, the others have to leave it out, too"
+)
 # Between tries to save the last step of a drain, in seconds, as far as the deadline allows.
 DRAIN_PAUSES = (1.0, 2.0, 4.0, 8.0)
 
@@ -45,7 +49,7 @@ class Boundary:
         """Args as for `Training`; `is_judged`: whether each step is judged before its update."""
         self._state = state
         self._data = data
-        self._is_first = context.rank == 0
+        self._rank = context.rank
         self._agreement = context.agreement
         self._drain_flag = context.drain
         self._reporter = context.reporter
@@ -56,6 +60,7 @@ class Boundary:
         self._stopping = stopping
         self._is_judged = is_judged
         self._is_tried = self._loss_was_bad = False
+        self._left_after: int | None = None
 
     def begin(self, step: int) -> None:
         """Before the first step: agree on what the ranks know, and wait for it."""
@@ -83,11 +88,19 @@ class Boundary:
             self._stopping.completed(step, pauses=pauses)
 
     def end(self, step: int) -> None:
-        """After the last step."""
-        self._observe_loss(self._agreement.read(), step)
+        """After the last step, or once the script has left the loop. Raises UserError if other ranks go on."""
+        decision = self._agreement.read()
+        self._require_all_in_loop(decision, left_after=step - 1)
+        self._observe_loss(decision, step)
+        if not self._data.batches.is_over(step) and self._left_after != step:
+            self._left_after = step
+            fingerprint = self._data.batches.fingerprint(step)
+            if self._agreement.settle(Ballot(left=True, order=fingerprint)).some_left:
+                raise UserError(SOME_LEFT.format(f"rank {self._rank} has", step, "other ranks go on"))
 
     def _follow(self, decision: Decision, step: int, *, has_updated: bool) -> None:
         """Do what the ranks agreed on at the previous boundary."""
+        self._require_all_in_loop(decision, left_after=step - 2)
         if decision.orders_differ:
             raise UserError(ORDERS_DIFFER)
         self._observe_loss(decision, step)
@@ -106,6 +119,10 @@ class Boundary:
         if decision.replicate:
             self._saver.replicate(self._state, step)
 
+    def _require_all_in_loop(self, decision: Decision, *, left_after: int) -> None:
+        if decision.some_left:
+            raise UserError(SOME_LEFT.format("another rank has", left_after, f"rank {self._rank} has gone on"))
+
     def _prepare_saves(self, step: int) -> None:
         """Try after the first update what a save would do. Raises UserError for a state that no commit can hold."""
         self._is_tried = True
@@ -116,7 +133,7 @@ class Boundary:
 
     def _ballot(self, step: int) -> Ballot:
         """This rank's ballot at a step boundary."""
-        loss, is_first = self._meter.close_step(), self._is_first
+        loss, is_first = self._meter.close_step(), self._rank == 0
         last_safe_seconds = self._schedule.last_safe_seconds(self._reporter.step_seconds)
         return Ballot(
             drain=self._drain_flag.is_set(last_safe_seconds=last_safe_seconds),

@@ -424,7 +424,7 @@ class Session:
         the same model, and makes its optimizer afterwards.
 
         Args:
-            model: The whole model, on the CPU or on the session's device.
+            model: The whole model, on the CPU or on the session's device. It may be frozen, as a teacher is.
             wrap: As for `prepare`.
 
         Returns:
@@ -433,7 +433,7 @@ class Session:
         Raises:
             UserError: The strategy is deepspeed, or it can't spread this model for a loop of the script's own.
         """
-        check_model(model)
+        check_model(model, may_be_frozen=True)
         check_same_model(model)
         if self.config.strategy == Strategy.DEEPSPEED:
             raise UserError(

@@ -29,6 +29,7 @@ class Ballot:
         save_failed: Whether its part of the newest save failed, which rank 0 may not know.
         at_risk: Whether its node may be taken back soon.
         order: Fingerprint of the order of the next samples, a whole number below 2**20.
+        left: Whether it has left the loop before the last step.
     """
 
     drain: bool = False
@@ -40,12 +41,13 @@ class Ballot:
     save_failed: bool = False
     at_risk: bool = False
     order: int = 0
+    left: bool = False
 
     def votes(self) -> list[float]:
         """The numbers that are summed over the ranks."""
         return [
             *(self.drain, self.commit, self.replicate, self.loss, self.has_loss, self.save_seconds),
-            *(self.save_failed, self.at_risk, self.order, self.order**2, 1.0),
+            *(self.save_failed, self.at_risk, self.left, self.order, self.order**2, 1.0),
         ]
 
 
@@ -62,6 +64,7 @@ class Decision:
         save_failed: Whether any rank's part of the newest save failed.
         at_risk: Whether any rank's node may be taken back soon.
         orders_differ: Whether the ranks are about to read in different orders.
+        some_left: Whether some ranks have left the loop before the last step, and others have not.
     """
 
     drain: bool = False
@@ -72,11 +75,14 @@ class Decision:
     save_failed: bool = False
     at_risk: bool = False
     orders_differ: bool = False
+    some_left: bool = False
 
     @classmethod
     def from_sums(cls, sums: Sequence[float]) -> Decision:
         """Make it from the sums of all ranks' votes."""
-        drain, commit, replicate, loss, has_loss, save_seconds, save_failed, at_risk, order, squares, ranks = sums
+        drain, commit, replicate, loss, has_loss, save_seconds, save_failed, at_risk, left, order, squares, ranks = (
+            sums
+        )
         return cls(
             drain=drain > 0,
             commit=commit > 0,
@@ -87,6 +93,7 @@ class Decision:
             at_risk=at_risk > 0,
             # Only of equal numbers is the mean of the squares the square of the mean.
             orders_differ=int(squares) * int(ranks) != int(order) ** 2,
+            some_left=0 < left < ranks,
         )
 
 
