@@ -33,7 +33,7 @@ from spottrain.data.batch import BatchPlan
 from spottrain.data.batches import Batches
 from spottrain.data.loader import Data, load_batches
 from spottrain.data.order import Permutation
-from spottrain.data.shards import fetch_ahead
+from spottrain.data.shards import cache, fetch_ahead
 from spottrain.data.shards.cache import CacheUnusable, ShardCache, ShardDamaged
 from spottrain.data.shards.dataset import read_index
 from spottrain.data.shards.fetch_ahead import FetchAhead, check_room, wanted
@@ -241,11 +241,11 @@ def test_faults_of_a_store_cost_time_alone(tmp_path: Path) -> None:
             index = read_index(place, JsonLines(), sleep=slept.append)
             assert index.fingerprint == data.index.fingerprint
             proxy.play(fault, times=2, within=".jsonl")
-            cache = ShardCache(
+            here = ShardCache(
                 tmp_path / fault, 300, index, JsonLines(), place.open, place="corpus", sleep=slept.append
             )
-            cache.fetch(number)
-            with open(cache.open(number), "rb") as file:
+            here.fetch(number)
+            with open(here.open(number), "rb") as file:
                 assert file.read() == (tmp_path / "corpus" / f"{number}.jsonl").read_bytes()
     assert slept == [1, 2] * 6
 
@@ -265,6 +265,16 @@ def test_a_cache_that_can_no_longer_be_written_says_so(tmp_path: Path, monkeypat
     for write in (lambda: data[0], lambda: data.cache.plan([1])):
         with pytest.raises(CacheUnusable, match=r"can't be written: No such file or directory; .* right to write"):
             write()
+
+
+def test_a_shard_that_another_process_finishes_meanwhile_disturbs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = shards_in(tmp_path)
+    (data.cache.folder / "3.77.0.unfinished").symlink_to("renamed")  # it is listed, and not there
+    monkeypatch.setattr(cache, "_is_left", lambda path: False)
+    data.cache.fetch(0)
+    assert data.cache.holds(0)
 
 
 def test_a_process_that_cannot_write_its_plan_goes_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -192,9 +192,9 @@ class ShardCache:
         for path in self.folder.glob("*.unfinished"):
             if _is_left(path):
                 path.unlink(missing_ok=True)
-        used = sum(path.stat().st_size for path in self.folder.glob("*.unfinished"))
-        shards = {path: path.stat() for path in self.folder.glob("*.shard")}
-        used += sum(each.st_size for each in shards.values())
+        unfinished = _found(self.folder.glob("*.unfinished"))  # first: one that is finished meanwhile counts below
+        shards = _found(self.folder.glob("*.shard"))
+        used = sum(each.st_size for each in (*unfinished.values(), *shards.values()))
         needed = {number: place for place, number in enumerate(self._planned())}
         # What the plan does not name goes first, and of that what has been here for longest.
         last = sorted(shards, key=lambda path: (needed.get(int(path.stem), len(needed)), -shards[path].st_mtime))
@@ -269,6 +269,15 @@ def _checksum(file: BinaryIO, size: int) -> int:
     found = 0
     while block := file.read(_PART_BYTES):
         found = zlib_ng.crc32(block, found)
+    return found
+
+
+def _found(paths: Iterable[Path]) -> dict[Path, os.stat_result]:
+    """What files are, without those that are gone: others finish what they fetch."""
+    found = {}
+    for path in paths:
+        with suppress(FileNotFoundError):
+            found[path] = path.stat()
     return found
 
 
