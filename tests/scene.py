@@ -114,7 +114,8 @@ class Scene:
         Nothing else has happened.
         """
         decided = self.plan()
-        scene = self.job(status=decided.status)
+        scene = replace(self, observed=replace(self.observed, held_before=decided.held))
+        scene = scene.job(status=decided.status)
         for action in decided.actions:
             if isinstance(action, AnnotatePod):
                 scene = scene.annotated(action)

@@ -133,10 +133,24 @@ def _progress(job: JobSnapshot, at: datetime, losses: Sequence[float]) -> Render
         Text(lost),
         Text(f"{counted(status.steps_redone, 'step')} redone, {counted(status.failures, 'failure')}"),
     )
+    if not over:
+        _add_deadline(grid, job)
     no_cost = "none so far" if _has_prices(job.spec) else "no prices given"
     cost = status.cost.display if status.cost else no_cost
     grid.add_row("Cost", Text(cost), Text(f"goodput {status.goodput_display}" if status.goodput_display else ""))
     return grid
+
+
+def _add_deadline(grid: Table, job: JobSnapshot) -> None:
+    """capacity.finishBy, the time that the job can lose until then, and what may make it late."""
+    by, slack = job.spec.get("capacity", {}).get("finishBy"), job.status.slack_seconds
+    if by is None:
+        return
+    known = "not known yet" if slack is None else f"{seconds(abs(slack))} {'to lose' if slack >= 0 else 'late'}"
+    grid.add_row("Deadline", Text(str(by)), Text(known))
+    on_time = job.status.condition(ConditionType.ON_TIME)
+    if on_time is not None and on_time.status == "False":
+        grid.add_row("", Text(on_time.message, "yellow"))
 
 
 def _has_prices(spec: Mapping[str, Any]) -> bool:

@@ -16,8 +16,8 @@ from spottrain_simulator.ranks import Pace
 from spottrain_simulator.trace import HOUR
 from spottrain_simulator.traced import Cloud, TracedWorld
 
-# The operator's records of what changes all the time don't change what it decides.
-_TIMING = replace(DEFAULT_TIMING, record_interval=HOUR)
+# The operator's records of what changes all the time don't change what it decides, so they wait for a decision.
+_TIMING = replace(DEFAULT_TIMING, record_interval=1000 * HOUR)
 # Seconds from one look of Uniform Progress to the next.
 _LOOK = 300.0
 

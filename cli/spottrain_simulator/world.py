@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -13,7 +13,16 @@ from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_api.v1alpha1.status import FINISHED_PHASES, TrainingJobStatus
 from spottrain_operator.core.assignments import assignments_for
 from spottrain_operator.core.facts.pools import pool_hash
-from spottrain_operator.core.model import AnnotatePod, CreatePod, DeletePod, JobView, Observed, Plan, ReportView
+from spottrain_operator.core.model import (
+    AnnotatePod,
+    CreatePod,
+    DeletePod,
+    HeldNode,
+    JobView,
+    Observed,
+    Plan,
+    ReportView,
+)
 from spottrain_operator.core.plan import plan
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 from spottrain_simulator.agents import Agent
@@ -60,6 +69,7 @@ class World:
     operator_started: float = 0.0
     next_pass: float = 0.0
     reports: dict[str, ReportView] = field(default_factory=dict)
+    held_before: tuple[HeldNode, ...] = ()
     created: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     gone: bool = False
@@ -82,6 +92,7 @@ class World:
         self._assignments: tuple[JobView, dict[str, Assignment]] = (self.job, {})
         self._restless = True
         self._waits: list[int] = []
+        self._tried: tuple[float, Observed, Plan] | None = None
 
     # --- what happens to the world -----------------------------------------------------------------------
 
@@ -126,7 +137,8 @@ class World:
             node.kill_at = None
 
     def kill(self, node: Node) -> None:
-        """The node is gone with all on it. Kubernetes notices later."""
+        """The node is gone with all on it. Kubernetes notices later. Its agents have reported up to now."""
+        self.reports = self._reports(self.time)
         node.died_at = self.time
         for pod in self.pods_on(node):
             self._end_agent(pod)
@@ -201,25 +213,22 @@ class World:
     def _next_decision(self, limit: float) -> float:
         """When the operator decides something, if nothing happens up to `limit`, or that.
 
-        Its decision is pure, so it is tried for later times, and the first one is searched for. Most decisions come
-        after the same waits as earlier ones: these are tried first.
+        Its decision is pure, so it is tried for later times. What it decides after some time it also decides later,
+        so one try shows whether there is anything to search for. Most decisions come after the same waits as earlier
+        ones: these are tried first.
         """
-        nothing_by = self.time
-        for then in self._times_to_try(limit):
-            if self._decides(then):
-                found = self._first_decision(nothing_by, then)
-                wait = math.ceil(found - self.time)
-                self._waits = [*(each for each in self._waits if each != wait), wait][-_WAITS:]
-                return found
-            nothing_by = then
-        return limit
-
-    def _times_to_try(self, limit: float) -> list[float]:
-        first = max(TICK, self.next_pass - self.time)
-        waits: Sequence[float] = self._waits or [
-            first * 2.0**number for number in range(int(limit - self.time).bit_length())
-        ]
-        return [*(self.time + wait for wait in sorted({first, *waits}) if self.time + wait < limit), limit]
+        if not self._decides(limit):
+            return limit
+        nothing_by, then = self.time, limit
+        for time in (self.time + wait for wait in sorted(self._waits) if self.time + wait < limit):
+            if self._decides(time):
+                then = time
+                break
+            nothing_by = time
+        found = self._first_decision(nothing_by, then)
+        wait = math.ceil(found - self.time)
+        self._waits = [*(each for each in self._waits if each != wait), wait][-_WAITS:]
+        return found
 
     def _first_decision(self, nothing_by: float, then: float) -> float:
         if then - nothing_by > _PRECISION and not self._decides(then - _PRECISION):
@@ -230,8 +239,12 @@ class World:
         return then
 
     def _decides(self, time: float) -> bool:
-        decided = plan(self.observe(time), at(time))
-        return bool(decided.actions or decided.events or decided.status != self.status)
+        observed = self.observe(time)
+        decided = plan(observed, at(time))
+        decides = bool(decided.actions or decided.events or decided.status != self.status)
+        if decides:
+            self._tried = time, observed, decided
+        return decides
 
     def _move_nodes(self) -> None:
         for node in list(self.nodes.values()):
@@ -360,19 +373,27 @@ class World:
             listening_since=at(self.operator_started),
             timing=self.timing,
             num_younger_waiting=self.num_younger_waiting,
+            held_before=self.held_before,
         )
 
     def _run_operator(self) -> None:
         observed = self.observe()
         self.reports = dict(observed.reports)
-        decided = plan(observed, self.now)
+        decided = self._plan(observed)
         self.next_pass = self.time + (decided.requeue_after if decided.requeue_after is not None else 1e9)
         known = self.status.generation
         self._restless |= bool(decided.actions) or decided.status.generation != known
         self._carry_out(decided)
 
+    def _plan(self, observed: Observed) -> Plan:
+        """The plan for now. It is known already if it is the one that was searched for."""
+        if self._tried is not None and self._tried[:2] == (self.time, observed):
+            return self._tried[2]
+        return plan(observed, self.now)
+
     def _carry_out(self, decided: Plan) -> None:
         self._replace_job(status=decided.status)
+        self.held_before = decided.held
         for action in decided.actions:
             self._apply(action)
         self._note(decided)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spottrain_operator.core.model import Refusal
+from spottrain_operator.core.model import HeldNode, Refusal
 from spottrain_operator.kube.retry import Retry
 from spottrain_operator.objects.costs import Spending
 from spottrain_operator.objects.history import Course
@@ -22,6 +22,7 @@ class JobRecord:
     Attributes:
         uid: The job's uid.
         refusal: Why pods of the job are refused, and of which types. None: no pod is.
+        held: The nodes that the job held in the newest pass.
         annotating: When to annotate its pods again, if that is refused.
         isolation: Whether its NetworkPolicy was created.
         troubles: What is known of why its pods don't start.
@@ -33,6 +34,7 @@ class JobRecord:
 
     uid: str
     refusal: Refusal | None = None
+    held: tuple[HeldNode, ...] = ()
     annotating: Retry = field(default_factory=Retry)
     isolation: IsolationState = field(default_factory=IsolationState)
     troubles: KnownTroubles = field(default_factory=KnownTroubles)

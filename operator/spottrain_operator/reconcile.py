@@ -157,6 +157,7 @@ class Reconciler:
         observed = await self._observe(key, record, view, pods)
         decided = self._plan(observed, self._now())
         job, written = await self._write_status(job, view, decided.status)
+        record.held = decided.held
         if view.deleting and not pods:
             await self._clean_up(key, published)  # only the finalizers of others keep it
             return PassResult(gone=True)
@@ -253,6 +254,7 @@ class Reconciler:
             queue=await self._queues.observe(job),
             num_younger_waiting=self._waiting.num_younger(job),
             holders=self._holders.others(job),
+            held_before=record.held,
         )
 
     async def _write_status(

@@ -73,6 +73,7 @@ class World(simulated.World):
         self.operator_back_at = self.time + seconds
         self.reports.clear()
         self.inbox.clear()
+        self.held_before = ()
 
     def story(self) -> str:
         return "\n".join([*self.events[-80:], *self.problems])
@@ -140,6 +141,7 @@ class World(simulated.World):
         if stored != decided.status:
             self.problems.append("the status doesn't survive JSON")
         self._replace_job(status=stored)
+        self.held_before = decided.held
         if self._crash():
             return
         for action in decided.actions:

@@ -19,7 +19,7 @@ from kubernetes.client import (
 from rich.console import Console
 
 from job_snapshots import START, at, snapshot
-from spottrain_api.v1alpha1.status import Counts, GenerationState, Phase, ProgressStatus, TrainingJobStatus
+from spottrain_api.v1alpha1.status import Condition, Counts, GenerationState, Phase, ProgressStatus, TrainingJobStatus
 from spottrain_cli.job_view import JobSnapshot, PodSummary, pod_state
 from spottrain_cli.live_view import job_view, loss_text, seconds, sparkline
 from spottrain_cli.main import jobs_table
@@ -160,6 +160,31 @@ def test_the_cost_of_a_job_that_has_paid_nothing_yet(capacity: dict[str, Any], s
     )
     [line] = [line for line in shown(unpaid).splitlines() if line.startswith("Cost")]
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("slack", "reason", "said"),
+    [
+        (None, None, "not known yet"),
+        (4000.0, "SlackLeft", "1h06m to lose"),
+        (-90.0, "DeadlineOutOfReach", "1m30s late"),
+    ],
+)
+def test_a_job_with_a_deadline_shows_the_time_that_it_can_lose(
+    slack: float | None, reason: str | None, said: str
+) -> None:
+    job = snapshot()
+    truth = "False" if slack is not None and slack < 0 else "True"
+    on_time = Condition(
+        type="OnTime", status=truth, reason=reason or "", message="It may be late.", last_transition_time=START
+    )
+    status = job.status.model_copy(update={"slack_seconds": slack, "conditions": (on_time,) if reason else ()})
+    text = shown(replace(job, spec={"capacity": {"finishBy": "2026-12-24T18:00:00Z"}}, status=status))
+    [line] = [each for each in text.splitlines() if each.startswith("Deadline")]
+    assert "2026-12-24T18:00:00Z" in line
+    assert said in line
+    assert ("It may be late." in text) == (truth == "False")
+    assert "Deadline" not in shown(job)
 
 
 def test_once_a_generation_has_ended_its_pods_are_no_members_and_what_it_said_stays() -> None:

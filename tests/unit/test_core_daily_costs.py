@@ -7,9 +7,11 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from scene import NOW, Scene, training_job
+from scene import NOW, Scene, commit, training_job
+from spottrain_api.contract.assignments import AgentPhase
 from spottrain_api.cost_record import MAX_POOLS, add_pools, merge_days, record_name
 from spottrain_api.v1alpha1.spending import CostStatus, DayCost, PoolCost
+from spottrain_api.v1alpha1.status import Phase
 from spottrain_operator.core.facts.daily_costs import DAYS_IN_STATUS, Charge, add_charges, parts_by_day
 
 PRICES = {"onDemand": {"min": 2, "pricePerHour": 3.0}, "spot": {"pricePerHour": 1.0}}
@@ -61,6 +63,43 @@ def test_a_second_record_of_a_day_adds_to_it() -> None:
     first = once.observed.job.status.cost
     assert first is not None
     assert twice.total == pytest.approx(2 * first.total)
+
+
+def seldom_recorded() -> Scene:
+    """Two on-demand and two spot nodes train since long ago, and everything was just recorded."""
+    scene = training_job(capacity=PRICES).status(accounted_at=NOW, cost=None)
+    for sequence in range(1, 5):
+        scene = scene.pod(sequence, scheduled_at=NOW - timedelta(hours=1))
+    timing = replace(scene.observed.timing, record_interval=3600.0)
+    return replace(scene, observed=replace(scene.observed, timing=timing)).decided()
+
+
+def test_a_node_that_is_gone_is_paid_for_up_to_the_pass_that_sees_it() -> None:
+    gone = seldom_recorded().later(360).without_pod(4)
+    cost = gone.plan().status.cost
+    assert cost is not None
+    assert cost.total == pytest.approx(0.1 * (3 + 3 + 1 + 1))
+    later = gone.decided().later(360).without_pod(3).plan().status.cost
+    assert later is not None
+    assert later.total == pytest.approx(cost.total + 0.1 * (3 + 3 + 1))
+
+
+def test_a_lost_node_is_paid_for_until_kubernetes_shows_that_it_is_gone() -> None:
+    lost = seldom_recorded().forgets(4).later(360).node(4, ready=False)
+    cost = lost.plan().status.cost
+    assert cost is not None
+    assert cost.total == pytest.approx(0.1 * (3 + 3 + 1 + 1))
+
+
+def test_the_nodes_of_a_finished_job_are_paid_for_until_its_pods_are_gone() -> None:
+    done = seldom_recorded().all_say(phase=AgentPhase.SUCCEEDED, commit=commit(1, 1000)).later(10).decided()
+    assert done.observed.job.status.phase is Phase.SUCCEEDED
+    leaving = done.later(360).pod(1, phase="Succeeded", exit_code=0)
+    cost = leaving.plan().status.cost
+    assert cost is not None
+    assert cost.total == pytest.approx(370 / 3600 * (3 + 3 + 1 + 1))
+    left = leaving.decided().without_pod(2).without_pod(3).without_pod(4)
+    assert left.decided().later(7200).plan().status == left.decided().observed.job.status
 
 
 def test_a_new_currency_leaves_the_days_as_they_are() -> None:

@@ -69,6 +69,7 @@ def test_a_job_is_ready_while_it_trains(scene: Scene, status: str) -> None:
 def test_a_job_that_is_being_deleted_and_has_no_pods_needs_no_further_decision(phase: Phase) -> None:
     scene = training_job(runPolicy={"ttlSecondsAfterFinished": 0}).job(deleting=True).decided()
     left = replace(scene, observed=replace(scene.observed, pods=())).status(phase=phase, completion_time=NOW)
+    left = left.decided()  # what their nodes cost
     plan = left.later(3600).plan()
     assert (plan.status, plan.actions, plan.requeue_after) == (left.observed.job.status, (), None)
 

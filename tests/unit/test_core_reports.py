@@ -234,9 +234,9 @@ def test_a_node_costs_from_when_its_pod_was_placed() -> None:
     ("lingers", "hourly"), [(False, 7.0), (True, 8.0)], ids=["alone", "beside another container"]
 )
 def test_a_node_costs_as_long_as_a_container_of_its_pod_runs(lingers: bool, hourly: float) -> None:
-    scene = training_job()
+    scene = training_job().pod(4, phase="Failed", exit_code=1, lingers=lingers).decided()
     before = scene.observed.job.status.cost
-    after = scene.pod(4, phase="Failed", exit_code=1, lingers=lingers).later(3600).plan().status.cost
+    after = scene.later(3600).plan().status.cost
     assert before is not None
     assert after is not None
     assert after.total - before.total == pytest.approx(hourly)

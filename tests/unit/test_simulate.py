@@ -208,16 +208,6 @@ def test_no_run_waits_while_nodes_that_it_may_use_are_free(kind: str) -> None:
     assert sorted(held) == [CapacityType.ON_DEMAND] + [CapacityType.SPOT] * 3
 
 
-def test_the_bill_is_that_of_the_record_of_nodes() -> None:
-    """All spot nodes go at once and come back, again and again, and each time the job resumes from its commit."""
-    offers = [(number / 2, 4 * (1 - number % 2), 1.0) for number in range(40)]
-    cloud = cloud_of(*offers, hours=200)
-    lived = simulate("job", job(fallback={"policy": "None"}), cloud, WORK)
-    assert lived.interruptions >= 14
-    assert lived.steps_redone == 0
-    assert round(lived.cost, 2) == round(lived.spot_hours * 1.0 + lived.on_demand_hours * 3.0, 2)
-
-
 # --- the command -----------------------------------------------------------------------------------------
 
 

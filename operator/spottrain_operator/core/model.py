@@ -260,6 +260,18 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldNode:
+    """A node that the job pays for, with its pod.
+
+    Attributes:
+        node: None: there is no node object.
+    """
+
+    pod: PodView
+    node: NodeView | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """One job with everything that a decision about it needs.
 
@@ -270,6 +282,7 @@ class Observed:
         queue: None: the job is in no queue, and has left nothing in one.
         num_younger_waiting: Number of jobs that wait for nodes, too, and are younger.
         holders: Other jobs of the namespace that hold nodes, those with most nodes first.
+        held_before: The nodes that the job held in the pass before. A new operator knows of none.
         kept_away: Nodes that are kept from the pods without a node, by pod uid.
         template_hash: Of the pod template that the current spec gives.
         timing: The durations that decisions depend on.
@@ -292,6 +305,7 @@ class Observed:
     queue: QueueView | None = None
     num_younger_waiting: int = 0
     holders: tuple[Holder, ...] = ()
+    held_before: tuple[HeldNode, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,10 +374,13 @@ class Event:
 class Plan:
     """What to do now, and when to decide again.
 
-    That is after so many seconds if nothing happens before. None means never.
+    Attributes:
+        requeue_after: Seconds after which to decide again if nothing happens before. None means never.
+        held: The nodes that the job holds.
     """
 
     status: TrainingJobStatus
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None
+    held: tuple[HeldNode, ...] = ()

@@ -77,6 +77,7 @@ POLICIES: tuple[Policy, ...] = (
 )
 # A finished job holds no nodes, and is deleted after its time to live.
 FINISHED_POLICIES: tuple[Policy, ...] = (
+    accounting.charge_finished,
     cleanup.delete_pods_of_finished,
     queueing.finish,
     rivals.give_way,
@@ -133,7 +134,7 @@ def _leave(situation: Situation) -> Plan:
     Its cost is recorded until its pods are gone.
     """
     draft = Draft(status=situation.observed.job.status, records=situation.records)
-    holds_pods = bool(situation.pods) or draft.running is not None
+    holds_pods = bool(situation.pods or situation.given_back) or draft.running is not None
     for policy in DELETED_POLICIES if holds_pods and not draft.finished else (cleanup.delete_all,):
         draft = policy(situation, draft)
     return _plan_of(situation, draft)
@@ -145,4 +146,5 @@ def _plan_of(situation: Situation, draft: Draft) -> Plan:
         actions=draft.actions,
         events=draft.events,
         requeue_after=rhythm.look_again(situation, draft),
+        held=situation.held,
     )

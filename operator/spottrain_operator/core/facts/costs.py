@@ -12,7 +12,8 @@ from spottrain_api.list_prices import LIST_CURRENCY, list_price
 from spottrain_api.v1alpha1.capacity import Capacity, Pool, PoolType
 from spottrain_api.v1alpha1.spending import CostStatus, PoolCost
 from spottrain_operator.core.facts.daily_costs import Charge, add_charges, list_prices_of, parts_by_day
-from spottrain_operator.core.facts.situation import PodFacts, Situation
+from spottrain_operator.core.facts.situation import Situation
+from spottrain_operator.core.model import HeldNode
 
 # Without prices, spot nodes are taken to cost this share of on-demand nodes.
 USUAL_RATIO = 0.5
@@ -61,18 +62,18 @@ class NodePrice:
     listed: bool = False
 
 
-def node_price(capacity: Capacity, facts: PodFacts) -> NodePrice | None:
-    """What the node of a pod costs; at list prices, if the job gives none at all.
+def node_price(capacity: Capacity, held: HeldNode) -> NodePrice | None:
+    """What a node costs; at list prices, if the job gives none at all.
 
     None: unknown.
     """
-    kind, pool = facts.pod.capacity_type, facts.pod.pool
+    kind, pool = held.pod.capacity_type, held.pod.pool
     if has_price(capacity):
         on_demand = price(capacity, CapacityType.ON_DEMAND, None) or 0.0
         return NodePrice(own=price(capacity, kind, pool) or 0.0, on_demand=on_demand)
-    if facts.node is None or capacity.currency != LIST_CURRENCY:
+    if held.node is None or capacity.currency != LIST_CURRENCY:
         return None
-    listed = list_price(facts.node.labels)
+    listed = list_price(held.node.labels)
     if listed is None:
         return None
     own = price(capacity, kind, pool)  # a reserved node is paid already
@@ -93,14 +94,14 @@ def accounting_time(situation: Situation) -> tuple[datetime, datetime]:
 def cost_now(situation: Situation) -> CostStatus | None:
     """What the job has cost up to now; None if no price is known.
 
-    It is what the status recorded, and the nodes that the job's pods hold since then.
+    It is what the status recorded, and the nodes that the job's pods hold or held since then.
     """
     return situation.once("cost", lambda: _cost_now(situation))
 
 
 def rate(situation: Situation) -> float:
     """Money per second that the nodes cost which the job holds now."""
-    prices = (node_price(situation.spec.capacity, facts) for facts in _held(situation))
+    prices = (node_price(situation.spec.capacity, each) for each in situation.held)
     return sum(each.own for each in prices if each is not None) / _SECONDS_PER_HOUR
 
 
@@ -125,17 +126,17 @@ def _cost_now(situation: Situation) -> CostStatus | None:
 
 
 def _charges(situation: Situation, since: datetime, now: datetime) -> list[Charge]:
-    """What each node cost that the job's pods hold, by day."""
+    """What each node cost that the job's pods hold, or held up to now, by day."""
     charges = []
-    for facts in _held(situation):
-        paid = node_price(situation.spec.capacity, facts)
+    for held in (*situation.held, *situation.given_back):
+        paid = node_price(situation.spec.capacity, held)
         if paid is None:
             continue
-        for day, seconds in parts_by_day(max(since, facts.pod.placed_at), now):
+        for day, seconds in parts_by_day(max(since, held.pod.placed_at), now):
             hours = seconds / _SECONDS_PER_HOUR
             cost = PoolCost(
-                capacity_type=facts.pod.capacity_type,
-                pool=facts.pod.pool or "",
+                capacity_type=held.pod.capacity_type,
+                pool=held.pod.pool or "",
                 total=hours * paid.own,
                 on_demand_only=hours * paid.on_demand,
             )
@@ -151,11 +152,3 @@ def _by_pool(capacity: Capacity, before: Sequence[PoolCost], charged: Sequence[P
     names = {pool.name for pool in capacity.pools}
     known = (each if each.pool in names else each.model_copy(update={"pool": ""}) for each in (*before, *charged))
     return add_pools((), known)
-
-
-def _held(situation: Situation) -> list[PodFacts]:
-    """The pods whose nodes cost money.
-
-    They do also while the image is pulled, and until the pod is gone.
-    """
-    return [f for f in situation.pods.values() if f.pod.node is not None and not f.ended and not f.unreachable]

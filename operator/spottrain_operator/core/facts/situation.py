@@ -17,7 +17,7 @@ from spottrain_api.contract.reports import FailureReason
 from spottrain_api.settings.training import TrainingSettings
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.facts.notices import NodeLoss, coming_loss_of, is_hinted
-from spottrain_operator.core.model import NodeView, Observed, PodView, Refusal
+from spottrain_operator.core.model import HeldNode, NodeView, Observed, PodView, Refusal
 from spottrain_operator.core.timing import Timing, after, seconds_between
 
 _T = TypeVar("_T")
@@ -158,7 +158,7 @@ class Situation:
     def records(self) -> bool:
         """Whether to record what changes all the time, even if nothing else changes."""
         at = self.observed.job.status.accounted_at
-        return at is None or self.next_record(at) <= self.now
+        return at is None or self.next_record(at) <= self.now or bool(self.given_back)
 
     def next_record(self, newest: datetime) -> datetime:
         """When to record again after the record of `newest`.
@@ -192,6 +192,21 @@ class Situation:
         """By uid, in the order of their sequence."""
         ordered = sorted(self.observed.pods, key=lambda pod: pod.sequence)
         return {pod.uid: self._facts(pod) for pod in ordered}
+
+    @cached_property
+    def held(self) -> tuple[HeldNode, ...]:
+        """The nodes that cost money: also while the image is pulled, and until the pod is gone."""
+        return tuple(
+            HeldNode(pod=f.pod, node=f.node)
+            for f in self.pods.values()
+            if f.pod.node is not None and not f.ended and not f.unreachable
+        )
+
+    @cached_property
+    def given_back(self) -> tuple[HeldNode, ...]:
+        """The nodes that the job held in the pass before, and holds no longer."""
+        held = {each.pod.uid for each in self.held}
+        return tuple(each for each in self.observed.held_before if each.pod.uid not in held)
 
     def _facts(self, pod: PodView) -> PodFacts:
         observed, now = self.observed, self.now

@@ -28,6 +28,14 @@ def account(situation: Situation, draft: Draft, *, at_once: bool = False) -> Dra
     return draft.update(**_goodput(draft.status, situation))
 
 
+def charge_finished(situation: Situation, draft: Draft) -> Draft:
+    """Charge the nodes of a finished job until its pods are gone."""
+    if not (draft.records and (situation.held or situation.given_back)):
+        return draft
+    _, now = accounting_time(situation)
+    return draft.update(accounted_at=now, **_costs(situation, draft.status))
+
+
 def _goodput(status: TrainingJobStatus, situation: Situation) -> dict[str, object]:
     time = status.time
     if status.start_time is None or time is None:
