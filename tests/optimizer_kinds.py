@@ -252,6 +252,41 @@ class Blockwise(Own):
         parameter.sub_(gradient, alpha=group["lr"] * float(state["absmax"][0]))
 
 
+class Beside(Own):
+    """Counts in a state that is of no parameter, beside a history that is a list."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        counted = self.state["all"]  # type: ignore[index]
+        counted["steps"] = counted.get("steps", 0) + 1
+        counted["history"] = [*counted.get("history", []), [counted["steps"], 0.5]]
+        super().step()
+
+    def update(self, parameter: Any, gradient: Any, state: Any, options: Any) -> None:
+        parameter.add_(gradient, alpha=-options["lr"] * self.state["all"]["steps"])  # type: ignore[index]
+
+
+class Lookahead(WithOptions):
+    """Shares state and groups with an optimizer that it keeps, and counts steps in an attribute."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        super().__init__(parameters)
+        self.base = torch.optim.AdamW(self.param_groups, lr=0.05)
+        self.base.param_groups, self.base.state = self.param_groups, self.state
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.base.step()
+        self.steps += 1
+        for parameter in (each for group in self.param_groups for each in group["params"]):
+            if parameter.grad is not None:
+                state = self.state[parameter]
+                slow = state["slow"] = state["slow"] if "slow" in state else parameter.clone()
+                if self.steps % 2 == 0:
+                    slow.add_(parameter - slow, alpha=0.5)
+                    parameter.copy_(slow)
+
+
 class Galore(Own):
     """Keeps an object that no commit can hold."""
 
@@ -305,7 +340,7 @@ KINDS: dict[str, Callable[[Parameters], Optimizer]] = {
         kind.__name__: _of(kind)
         for kind in (
             *(Lion, Halving, Late, Numbers, HalfMomentum, BlendedMomenta, ScheduleFree, Prodigy, Lamb),
-            *(MuonWithAuxAdam, Soap, EightBits, Blockwise, Galore, OfRank),
+            *(MuonWithAuxAdam, Soap, EightBits, Blockwise, Beside, Lookahead, Galore, OfRank),
         )
     },
 }

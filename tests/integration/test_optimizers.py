@@ -37,7 +37,7 @@ REFUSED = {
     (
         "Halving groups",
         "deepspeed 3",
-    ): "The optimizer Halving counts its steps in its groups (calls)",
+    ): "The optimizer Halving counts its steps by itself (calls)",
     **{("HalfMomentum", strategy): "The optimizer's state 'moments.first' of shape" for strategy in ZERO},
     ("Soap", "fsdp"): "The optimizer's state 'GG.0' of shape",
     **{("EightBits", strategy): "The optimizer's state 'momentum' of shape" for strategy in STRATEGIES[1:]},

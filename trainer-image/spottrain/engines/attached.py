@@ -16,6 +16,7 @@ from spottrain.engines.ddp import settle_buckets
 from spottrain.engines.gathered import GatheredParameters
 from spottrain.engines.model_state import without_wrapper
 from spottrain.engines.named_state import MODEL
+from spottrain.engines.own_numbers import watch_numbers
 from spottrain.engines.sharded_state import ShardedState
 from spottrain.engines.step_agreement import StepAgreement
 from spottrain.world.failures import UserError
@@ -43,6 +44,7 @@ class AttachedModels(ShardedState):
         self._agreement = StepAgreement(self._buffers)
         self._shares_buffers = True
         for optimizer in optimizers.values():
+            watch_numbers(optimizer)
             optimizer.register_step_pre_hook(lambda *_: self._require_rest())
         for model in models.values():
             # DDP that finds unused parameters does not rearrange its buckets. DDP with a static graph learns the

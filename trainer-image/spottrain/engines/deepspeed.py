@@ -26,6 +26,7 @@ from spottrain.engines.deepspeed_state import ReplicaState, ZeroState, state_of
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.model_state import changing_values, frozen_names
 from spottrain.engines.named_state import MODEL
+from spottrain.engines.own_numbers import watch_numbers
 from spottrain.engines.precision import autocast_forward, cast_around, weights_in_fp32
 from spottrain.engines.same_order import SameParameters
 from spottrain.engines.step_agreement import StepAgreement
@@ -104,6 +105,7 @@ class DeepSpeedEngine:
         elif self._config.plan.world_size > 1:
             self._check_before_sums(SameParameters(names))
         self._base = getattr(self._engine.optimizer, "optimizer", self._engine.optimizer)
+        watch_numbers(self._base)
         self._buffers = SharedBuffers(model)
         self._buffers.share()
         self._trained = TrainedParameters(model)

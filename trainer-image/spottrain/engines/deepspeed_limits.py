@@ -6,6 +6,7 @@ DeepSpeed does not say what to do about them.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim import Adagrad, Optimizer
 
 from spottrain.engines.elementwise import uses_whole_tensors
 from spottrain.engines.model_state import unfit_for_shards, wrapping_names
+from spottrain.engines.own_numbers import numbers_of
 from spottrain.world.failures import UserError
 
 # Words in the names of optimizers whose update of an element depends on the rest of its tensor, or, as the rates of
@@ -64,30 +66,30 @@ def _words(name: str) -> set[str]:
 
 
 def refuse_counters(base: Optimizer, num_flats: int) -> None:
-    """Make the first update raise UserError if the optimizer changes options of its groups in a step.
+    """Make the first update raise UserError if the optimizer changes its numbers or options of groups in a step.
 
     ZeRO 3 steps it once for each of its flat tensors, each time with all groups.
     """
     if num_flats < 2:
         return
-    before: list[dict[str, Any]] = []
+    before: list[dict[str, str]] = []
     calls = 0
 
     def note(*_: Any) -> None:
-        before[:] = [_options(group) for group in base.param_groups]
+        before[:] = _counters(base)
 
     def compare(*_: Any) -> None:
         nonlocal calls
         calls += 1
         changed = [
             key
-            for old, group in zip(before, base.param_groups, strict=True)
-            for key, value in _options(group).items()
+            for old, now in zip(before, _counters(base), strict=True)
+            for key, value in now.items()
             if old.get(key) != value
         ]
         if changed:
             raise UserError(
-                f"The optimizer {type(base).__name__} counts its steps in its groups ({changed[0]}), and ZeRO 3 "
+                f"The optimizer {type(base).__name__} counts its steps by itself ({changed[0]}), and ZeRO 3 "
                 f"calls it {num_flats} times a step. Give it one group, or use another stage or the strategy fsdp."
             )
         if calls == num_flats:
@@ -97,8 +99,16 @@ def refuse_counters(base: Optimizer, num_flats: int) -> None:
     hooks = [base.register_step_pre_hook(note), base.register_step_post_hook(compare)]
 
 
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if isinstance(value, bool | int | float | str)}
+def _counters(optimizer: Optimizer) -> list[dict[str, str]]:
+    """What may count the steps: options of groups, numbers in attributes, and state that is of no parameter."""
+    beside = {str(key): value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}
+    return [_in_words(each) for each in (*optimizer.param_groups, numbers_of(optimizer), beside)]
+
+
+def _in_words(values: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        key: repr(value) for key, value in values.items() if key != "params" and not isinstance(value, torch.Tensor)
+    }
 
 
 def unfit_optimizer(optimizer: Optimizer, stage: int) -> str | None:
@@ -113,6 +123,12 @@ def unfit_optimizer(optimizer: Optimizer, stage: int) -> str | None:
                 "gives it parts that depend on the number of ranks. Use one that treats each element alone, such as "
                 f"AdamW{others}."
             )
+        for key, value in optimizer.state_dict().items():
+            if key not in ("state", "param_groups") and not isinstance(value, int | float | str | None):
+                return (
+                    f"The optimizer {type(optimizer).__name__} has {key!r} in its state_dict, which ZeRO leaves out. "
+                    "Use deepspeed.zeroStage 0, the strategy ddp or fsdp, or another optimizer."
+                )
     if stage > 0 and isinstance(optimizer, Adagrad):
         # DeepSpeed replaces it by one that it makes from these defaults alone.
         first, *more = optimizer.param_groups

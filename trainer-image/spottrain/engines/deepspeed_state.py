@@ -31,7 +31,8 @@ from spottrain.engines.optimizer_state import (
     is_same,
     named_group,
 )
-from spottrain.engines.parameter_state import Packing, StateRoom, room_beside_state
+from spottrain.engines.own_numbers import changed_numbers, set_numbers
+from spottrain.engines.parameter_state import Packing, StateRoom, room_beside_state, unpacked
 
 Names = Mapping[nn.Parameter, str]
 
@@ -252,6 +253,10 @@ class ZeroState:
             self._base.state.pop(flat, None)
             if found := self._room.get(number, {}) | self._values(number, optimizer["state"]):
                 self._base.state[flat] = found
+        for key in self._state_beside():
+            del self._base.state[key]
+        self._base.state.update(unpacked(optimizer.get("others", {}).get("state", {})))
+        set_numbers(self._base, optimizer.get("numbers", {}))
         options = Options(optimizer)
         for number, group in enumerate(self._base.param_groups):
             group.update(options.of(group, self._names_of_group(number)))
@@ -290,7 +295,13 @@ class ZeroState:
                 for number, group in enumerate(self._base.param_groups)
                 if (names := self._names_of_group(number))
             ],
+            **({"others": {"state": Packing(None).of(beside)}} if (beside := self._state_beside()) else {}),
+            **({"numbers": numbers} if (numbers := changed_numbers(self._base)) else {}),
         }
+
+    def _state_beside(self) -> dict[Any, Any]:
+        """The optimizer's state that is of no parameter."""
+        return {key: value for key, value in self._base.state.items() if not isinstance(key, torch.Tensor)}
 
     def _part(self, fragment: Fragment, flat: torch.Tensor, key: str, value: Any) -> Any:
         """The part that a parameter has in a state of a flat tensor."""

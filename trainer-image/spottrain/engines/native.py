@@ -13,6 +13,7 @@ from spottrain.engines.buffers import SharedBuffers
 from spottrain.engines.engine import EngineConfig, MakeOptimizer
 from spottrain.engines.model_state import share_parts, without_wrapper
 from spottrain.engines.named_state import MODEL, OPTIMIZER, NamedState
+from spottrain.engines.own_numbers import watch_numbers
 from spottrain.engines.precision import weights_in_fp32
 from spottrain.engines.step_agreement import StepAgreement
 from spottrain.engines.trained import TrainedParameters
@@ -44,6 +45,7 @@ class NativeEngine(NamedState, ABC):
         self._watch(self._used)
         self._agreement = StepAgreement(self._buffers, self._used)
         self._optimizer = optimizer(self._model)
+        watch_numbers(self._optimizer)
         self._models, self._optimizers = {MODEL: self._model}, {OPTIMIZER: self._optimizer}
         return self._model, self._optimizer
 

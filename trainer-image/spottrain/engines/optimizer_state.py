@@ -8,6 +8,7 @@ builds the state from the commit's description.
      "state": {"layer.weight": {"exp_avg": tensor, "step": tensor}},
      "groups": [{"params": ["layer.weight"], "lr": 0.1}],
      "others": {...},                    # what the optimizer's state_dict has besides
+     "numbers": {...},                   # attributes that change with its steps (own_numbers.py)
      "layouts": {"layer.weight": {...}}} # of tensors that aren't spread like their parameter
 """
 
@@ -24,6 +25,8 @@ from spottrain.checkpoint.errors import CheckpointMismatch, UnsupportedState
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.described import as_described
 from spottrain.checkpoint.saving.fingerprint import digest
+from spottrain.engines.inner_optimizers import check_inner, share_again, sharing
+from spottrain.engines.own_numbers import changed_numbers, set_numbers
 from spottrain.engines.parameter_state import Packing, StateRoom, Values, as_loaded, room_beside_state, unpacked
 
 Names = Mapping[torch.Tensor, str]
@@ -64,6 +67,7 @@ class NamedOptimizer:
                 if own["params"]
             ],
             **({"others": others} if others else {}),
+            **({"numbers": numbers} if (numbers := changed_numbers(self._optimizer)) else {}),
             **({"layouts": layouts} if layouts else {}),
         }
 
@@ -101,7 +105,7 @@ class NamedOptimizer:
         loaded: dict[Any, Any] = {number: unpacked(values) for number, values in states.items() if values is not None}
         others = dict(saved.get("others", {}))
         loaded |= unpacked(others.pop("state", {}))
-        options = Options(saved)
+        options, shared = Options(saved), sharing(self._optimizer)
         self._optimizer.load_state_dict(
             {
                 "state": dict(loaded),
@@ -112,11 +116,13 @@ class NamedOptimizer:
                 **unpacked(others),
             }
         )
+        share_again(self._optimizer, shared)
         # torch casts most of it to the types of parameters. An optimizer chooses the types of its state.
         now = self._parts()[1]
         for number, values in now.items():
             if number in loaded and isinstance(values, dict):
                 values.update(as_loaded(values, loaded[number]))
+        set_numbers(self._optimizer, saved.get("numbers", {}))
 
     def try_load(self) -> None:
         """Load the state of one parameter of each kind into room of its own, and compare.
@@ -146,6 +152,7 @@ class NamedOptimizer:
     def _parts(self) -> tuple[list[Values], dict[Any, Any], Values]:
         """The groups, the states by number of parameter or another key, and what else there is."""
         found = dict(state_dict_of(self._optimizer))
+        check_inner(self._optimizer, found)
         return found.pop("param_groups"), dict(found.pop("state")), found
 
     def _numbered(self, groups: list[Values]) -> dict[Any, torch.Tensor]:
