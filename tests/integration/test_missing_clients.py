@@ -10,10 +10,10 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-import pytest
 from packaging.utils import canonicalize_name
 
 from distribution import ROOT, closure
@@ -24,12 +24,20 @@ from spottrain_api.settings.checkpoint import CheckpointConfig
 from spottrain_api.settings.choices import Strategy
 from spottrain_api.settings.training import Batch
 
+# Its arguments are run directories. A process of its own trains in each, with torch from the first one.
 TRAINING = """
+import os, sys
 import torch
 import spottrain
 
-with spottrain.session() as session:
-    session.prepare(torch.nn.Linear(1, 1), optimizer=lambda model: torch.optim.SGD(model.parameters()), dataset=[0])
+for os.environ["SPOTTRAIN_RUN_DIR"] in sys.argv[1:]:
+    if (child := os.fork()) != 0:
+        os.waitpid(child, 0)
+        continue
+    with spottrain.session() as session:
+        optimizer = lambda model: torch.optim.SGD(model.parameters())
+        session.prepare(torch.nn.Linear(1, 1), optimizer=optimizer, dataset=[0])
+    sys.exit()
 """
 ABSENT = """
 import sys
@@ -55,6 +63,15 @@ CLIENTS = [("s3://bucket/run", "boto3", "s3"), ("gs://bucket/run", "google-cloud
 CLIENTS += [("az://bucket/run", "azure-storage-blob", "azure")]
 
 
+@cache
+def modules() -> dict[str, set[str]]:
+    """The distributions of each importable module. Takes seconds."""
+    return {
+        module: set(map(canonicalize_name, distributions))
+        for module, distributions in packages_distributions().items()
+    }
+
+
 def run(
     code: str, *arguments: str, extras: str, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
@@ -63,11 +80,7 @@ def run(
     Nothing else can be imported.
     """
     installed = closure(extras) | {"spottrain"}
-    absent = [
-        module
-        for module, distributions in packages_distributions().items()
-        if not {canonicalize_name(each) for each in distributions} & installed
-    ]
+    absent = [module for module, distributions in modules().items() if not distributions & installed]
     return subprocess.run(
         [sys.executable, "-c", ABSENT.format(absent=absent) + code, *arguments],
         env=os.environ | (environment or {}),
@@ -85,27 +98,28 @@ def of_command_lines(*lines: list[str], extras: str) -> list[tuple[int, str, str
     return ends
 
 
-@pytest.mark.parametrize(("uri", "client", "extra"), CLIENTS)
-def test_a_job_whose_image_lacks_the_client_fails_with_a_sentence(
-    uri: str, client: str, extra: str, tmp_path: Path
-) -> None:
-    TrainerConfig(
-        job="test",
-        generation=1,
-        attempt_id="a",
-        seed=5,
-        strategy=Strategy.DDP,
-        batch=Batch(global_=1),
-        checkpoint=CheckpointConfig(uri=uri),
-    ).write(tmp_path / "run.json")
+def test_a_job_whose_image_lacks_the_client_fails_with_a_sentence(tmp_path: Path) -> None:
+    folders = {uri: tmp_path / extra for uri, _, extra in CLIENTS}
+    for uri, folder in folders.items():
+        folder.mkdir()
+        TrainerConfig(
+            job="test",
+            generation=1,
+            attempt_id="a",
+            seed=5,
+            strategy=Strategy.DDP,
+            batch=Batch(global_=1),
+            checkpoint=CheckpointConfig(uri=uri),
+        ).write(folder / "run.json")
     [environment] = rank_environments(1)
-    done = run(TRAINING, extras="trainer", environment=environment | {"SPOTTRAIN_RUN_DIR": str(tmp_path)})
-    outcome = Outcome.read(tmp_path / "outcome-0.json")
-    assert outcome is not None, done.stderr
-    assert outcome.failure is not None
-    assert outcome.failure.reason is FailureReason.CHECKPOINT_ACCESS_DENIED
-    assert f"checkpoint.uri '{uri}' needs {client}, which can't be imported (" in outcome.failure.message
-    assert f"Install spottrain with its extra {extra!r}; for a job, in its image." in outcome.failure.message
+    done = run(TRAINING, *map(str, folders.values()), extras="trainer", environment=environment)
+    for uri, client, extra in CLIENTS:
+        outcome = Outcome.read(folders[uri] / "outcome-0.json")
+        assert outcome is not None, done.stderr
+        assert outcome.failure is not None
+        assert outcome.failure.reason is FailureReason.CHECKPOINT_ACCESS_DENIED
+        assert f"checkpoint.uri '{uri}' needs {client}, which can't be imported (" in outcome.failure.message
+        assert f"Install spottrain with its extra {extra!r}; for a job, in its image." in outcome.failure.message
 
 
 def test_the_command_line_says_which_client_is_missing_and_needs_none_for_a_folder(tmp_path: Path) -> None:
