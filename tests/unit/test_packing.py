@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from spottrain.data import PackedDocuments, Streams, causal_mask, packed
 from spottrain.data.packing import IGNORED, Pack
-from spottrain.data.streams import cursor
-from stream_worlds import GLOBAL_BATCH, LAST, WithState, data_of, generate
+from spottrain.data.streams.cursor import Mark, StreamCursor
+from stream_worlds import GLOBAL_BATCH, LAST, RESIZED, WithState, data_of, generate, mark_everywhere
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 99), max_size=9), max_size=12)
 
@@ -80,8 +82,7 @@ class Documents(WithState):
 
 @pytest.mark.parametrize("with_state", [False, True])
 def test_packs_of_streams_resume_exactly(with_state: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursor, "_MARK_SECONDS", 0.0)
-    monkeypatch.setattr(cursor, "_MARK_FACTOR", 0)
+    mark_everywhere(monkeypatch)
 
     def make(stream: int, number: int) -> Iterator[list[int]]:
         documents = Documents(stream, number)
@@ -99,6 +100,33 @@ def test_packs_of_streams_resume_exactly(with_state: bool, tmp_path: Path, monke
     if with_state:
         resized = [[pack["tokens"].tolist() for pack in step] for step in resized]
     assert resized == steady
+
+
+class Books(WithState):
+    """Documents that are longer than what a commit holds of one."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for stream, number, item in super().__iter__():
+            yield np.arange(9000 * (item % 3), dtype=np.int64) + stream + number
+
+
+def test_a_document_of_any_length_is_packed_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark_everywhere(monkeypatch)
+    streams = Streams(lambda *which: packed(Books(*which), context=1000), streams=5)
+    order = streams.order(seed=3, shuffle=True, global_batch=GLOBAL_BATCH)
+    steady = generate(data_of(streams), order, [(1, LAST)], tmp_path / "steady")
+    resized = generate(data_of(streams), order, RESIZED, tmp_path / "resized")
+    assert [[pack["tokens"][0].item() for pack in step] for step in resized] == [
+        [pack["tokens"][0].item() for pack in step] for step in steady
+    ]
+    seconds = itertools.count()
+    found = StreamCursor(
+        streams.make_stream, 1, Mark(), name="", seed=lambda _: None, now=lambda: float(next(seconds))
+    )
+    found.skip_to(60)
+    states = [json.loads(mark.state) for mark in found.pop_marks() if mark.state is not None]
+    assert 10 < len(states) < 60
+    assert max(len(json.dumps(state)) for state in states) < 50_000
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from click.testing import CliRunner
 
 from cluster_fixtures import wait_for
 from faulty_proxy import faulty_proxy
-from spottrain.checkpoint.errors import StorageUnavailable
+from spottrain.checkpoint.errors import StorageError, StorageUnavailable
 from spottrain.checkpoint.stores.file_storage import FileStorage
 from spottrain.data import Shards
 from spottrain.data.batch import BatchPlan
@@ -357,6 +357,25 @@ def test_what_can_not_be_used_is_refused_with_what_to_do(tmp_path: Path) -> None
     assert "can't be read: version: Input should be 1. This version reads indices of version 1" in refused(tmp_path)
     index.write_text(json.dumps(content | {"sizes": [1]}))
     assert "its lists have different lengths" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("uri", "sentence"),
+    [
+        ("file://corpus/*.bin", "the URI of the shards 'file://corpus' is not an absolute path of a folder; write"),
+        ("file://{folder}/none/*.bin", "in the folder of the shards {folder}/none: it is gone"),
+        ("ftp://host/corpus/*.bin", "the URI of the shards 'ftp://host/corpus' has an unknown scheme"),
+        ("s3://No_Bucket!/x/*.bin", "first and last. Correct the URI of the shards."),
+    ],
+    ids=["relative", "missing", "scheme", "bucket"],
+)
+def test_a_place_that_no_store_has_is_named_as_that_of_shards(tmp_path: Path, uri: str, sentence: str) -> None:
+    place = ShardPlace.of(uri.format(folder=tmp_path))
+    for use in (read_index, make_index):
+        with pytest.raises(StorageError) as caught:
+            use(place, Tokens(context=2))
+        assert sentence.format(folder=tmp_path) in str(caught.value)
+        assert "checkpoint" not in str(caught.value)
 
 
 def test_windows_that_do_not_fit_into_the_cache_are_refused(tmp_path: Path) -> None:

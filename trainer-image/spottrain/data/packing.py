@@ -19,6 +19,8 @@ from spottrain.data.streams.opened import HasState, OpenStream
 IGNORED = -100
 """Label of a token whose next one is unknown, as torch's cross entropy leaves it out."""
 Pack = dict[str, torch.Tensor]
+# Tokens of a document that a commit may hold, for each stream of a rank. If more are left, no state is taken.
+_LARGEST_REST = 8192
 
 
 def packed(documents: Iterable[Any], *, context: int, pad: int = 0) -> Iterator[Pack]:
@@ -162,8 +164,10 @@ class _PacksWithState(_Packs):
         super().__init__(documents, context, pad)
         self._stateful = stateful
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"documents": self._stateful.state_dict(), "rest": self._rest.astype(np.int32)}
+    def state_dict(self) -> dict[str, Any] | None:
+        if len(self._rest) > _LARGEST_REST or (documents := self._stateful.state_dict()) is None:
+            return None
+        return {"documents": documents, "rest": self._rest.astype(np.int32)}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         self._stateful.load_state_dict(state_dict["documents"])

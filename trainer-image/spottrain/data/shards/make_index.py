@@ -14,9 +14,9 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from spottrain.checkpoint.errors import ObjectNotFound
-from spottrain.checkpoint.stores.storage import CheckpointStorage
 from spottrain.data.shards.formats import InvalidShard, ShardFormat
 from spottrain.data.shards.index import INDEX_KEY, ShardIndex
+from spottrain.data.shards.shard_storage import ShardStorage
 from spottrain.data.shards.store import ShardPlace
 
 _PART_BYTES = 8 << 20
@@ -90,7 +90,7 @@ def verify(place: ShardPlace, format: ShardFormat) -> Iterator[str]:
 
 @contextmanager
 def unpacked_shard(
-    storage: CheckpointStorage, place: ShardPlace, name: str, size: int, format: ShardFormat
+    storage: ShardStorage, place: ShardPlace, name: str, size: int, format: ShardFormat
 ) -> Iterator[tuple[BinaryIO, int]]:
     """A shard as a file in the form in which samples are read, and its checksum.
 
@@ -114,7 +114,7 @@ def unpacked_shard(
 
 
 def _scan(
-    storage: CheckpointStorage,
+    storage: ShardStorage,
     place: ShardPlace,
     found: list[tuple[str, int]],
     format: ShardFormat,
@@ -131,7 +131,7 @@ def _scan(
             yield each
 
 
-def _read(storage: CheckpointStorage, name: str, size: int, file: BinaryIO) -> int:
+def _read(storage: ShardStorage, name: str, size: int, file: BinaryIO) -> int:
     """Copy a shard into a file; its checksum."""
     if size == 0:
         return 0

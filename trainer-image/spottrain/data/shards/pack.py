@@ -12,11 +12,11 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.data.shards.formats import ShardFormat
 from spottrain.data.shards.formats.columns import record_batches
 from spottrain.data.shards.formats.tar import split_name
 from spottrain.data.shards.make_index import unpacked_shard
+from spottrain.data.shards.shard_storage import ShardStorage
 from spottrain.data.shards.store import ShardPlace
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Packed:
             StorageError: It can't be read.
         """
         self.place = ShardPlace.of(f"{folder.rstrip('/')}/*.{ending}", endpoint_url)
-        self._storage = open_storage(self.place.folder, endpoint_url=endpoint_url)
+        self._storage = ShardStorage(self.place.folder, endpoint_url=endpoint_url, create_folder=True)
         self._ending = ending
         self._on_shard = on_shard
         self._count = 0

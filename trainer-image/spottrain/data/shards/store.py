@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from spottrain.checkpoint.errors import ObjectNotFound, StorageDenied, StorageUnavailable
-from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, CheckpointStorage, ObjectReader
-from spottrain.checkpoint.stores.uri import open_storage
+from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, ObjectReader
+from spottrain.data.shards.shard_storage import ShardStorage
 
 logger = logging.getLogger(__name__)
 
@@ -76,16 +76,16 @@ class ShardPlace:
             return WebFolder(self.folder)
         return self.open_storage()
 
-    def open_storage(self) -> CheckpointStorage:
+    def open_storage(self) -> ShardStorage:
         """Open the folder for reading, listing and writing. Raises StorageError; a web server has no such store."""
         if self.folder.startswith(("http://", "https://")):
             raise StorageDenied(
                 f"{self.folder} is on a web server, which can't list its files; make the index in the folder that "
                 "it serves"
             )
-        return open_storage(self.folder, endpoint_url=self.endpoint_url, create_folder=False)
+        return ShardStorage(self.folder, endpoint_url=self.endpoint_url)
 
-    def shards(self, storage: CheckpointStorage) -> Iterator[tuple[str, int]]:
+    def shards(self, storage: ShardStorage) -> Iterator[tuple[str, int]]:
         """Names and sizes of the shards, in order of name."""
         return ((key, size) for key, size in storage.list("") if fnmatch.fnmatchcase(key, self.pattern))
 

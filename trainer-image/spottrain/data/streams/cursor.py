@@ -158,7 +158,8 @@ class StreamCursor:
 
     def _mark(self, stateful: HasState) -> None:
         started = self._now()
-        state = json.dumps(codec.encode(stateful.state_dict()))
-        self._marks.append(Mark(self.place, self._number, state))
+        if (state := stateful.state_dict()) is None:
+            return  # asked again at the next item
+        self._marks.append(Mark(self.place, self._number, json.dumps(codec.encode(state))))
         ended = self._now()
         self._next_mark = ended + max(_MARK_SECONDS, _MARK_FACTOR * (ended - started))

@@ -10,7 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 class HasState(Protocol):
     """What can be read on from where it was."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any] | None:
+        """None: it can't be read on from here. A resume reads on from the state before."""
+        ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
