@@ -45,6 +45,12 @@ kueue: $(STAMP) ## Build Kueue for the tests of queues into the cache, once. Tak
 kueue-crds: $(STAMP) ## Fetch the CRDs of Kueue for the contract tests into the cache, once.
 	$(BIN)/python -m spottrain_local.binaries kueue-crds
 
+karpenter: $(STAMP) ## Build Karpenter for the tests of node pools into the cache, once. Takes three minutes on two cores.
+	$(BIN)/python -m spottrain_local.binaries karpenter
+
+karpenter-crds: $(STAMP) ## Fetch the CRDs of Karpenter for the contract tests into the cache, once.
+	$(BIN)/python -m spottrain_local.binaries karpenter-crds
+
 prometheus: $(STAMP) ## Fetch Prometheus and promtool for the tests into the cache, once, if they are not on the PATH.
 	$(BIN)/python tests/prometheus_binaries.py
 
@@ -82,11 +88,11 @@ unit: $(STAMP) ## Run the unit tests. Fetches or builds Helm for them, once.
 
 # Where HEAD left main: what differs from it is what a change touches.
 SINCE ?= origin/main
-check: $(STAMP) all-binaries azurite kueue-crds ## Before a commit: style, types, unit tests, and the tests that the change touches (SINCE=origin/main).
+check: $(STAMP) all-binaries azurite kueue-crds karpenter-crds ## Before a commit: style, types, unit tests, and the tests that the change touches (SINCE=origin/main).
 	touched="$$($(BIN)/python tests/touched.py --since $(SINCE))" && \
 		$(MAKE) --no-print-directory --jobs=2 lint run-tests TESTS="tests/unit $$touched"
 
-test: $(STAMP) all-binaries prometheus azurite kueue-crds ## The gate: check style, types and docs, and run all tests.
+test: $(STAMP) all-binaries prometheus azurite kueue-crds karpenter-crds ## The gate: check style, types and docs, and run all tests.
 	$(MAKE) --no-print-directory --jobs=3 lint-and-docs run-tests
 
 # What these print stays together, and the tests' progress shows meanwhile.
@@ -101,7 +107,7 @@ run-tests: $(STAMP)
 # What these draw differs each time. SPOTTRAIN_SEED, which they print, repeats it.
 coverage test-nightly rehearse kill-points: export SPOTTRAIN_SEED ?= random
 
-coverage: $(STAMP) all-binaries prometheus azurite kueue-crds ## Run the tests of `make test`, and show what none of them reaches.
+coverage: $(STAMP) all-binaries prometheus azurite kueue-crds karpenter-crds ## Run the tests of `make test`, and show what none of them reaches.
 	$(PYTEST) -m 'not nightly' --cov
 
 test-nightly: $(STAMP) all-binaries kueue azurite ## Run the tests that `make test` leaves out: long ones, and further variants.

@@ -22,6 +22,8 @@ from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.pods import JobRef, build_pod
 
 Object = dict[str, Any]
+# With a policy that most releases don't have.
+VALUES: Object = {"karpenter": {"enabled": True}}
 
 
 def rendered(name: str, values: Object) -> list[Object]:
@@ -43,7 +45,7 @@ class Site:
     name: str
 
     def install(self, values: Object) -> None:
-        for each in rendered(self.name, values):
+        for each in rendered(self.name, VALUES | values):
             self.kubectl.apply(each, self.name)
 
     def account(self, part: str) -> str:
@@ -92,7 +94,7 @@ def site(local_cluster: Any) -> Iterator[Site]:
         site.install({})
         yield site
     finally:
-        objects = yaml.safe_dump_all(rendered(site.name, {}))
+        objects = yaml.safe_dump_all(rendered(site.name, VALUES))
         kubectl.run("delete", "--wait=false", "--ignore-not-found", "-f", "-", stdin=objects)
         kubectl.delete("namespace", site.name)
 

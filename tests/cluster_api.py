@@ -32,6 +32,7 @@ PATHS = {
     "limitrange": "api/v1/{}limitranges",
     "namespace": "api/v1/namespaces",
     "node": "api/v1/nodes",
+    "nodepool": "apis/karpenter.sh/v1/nodepools",
     "poddisruptionbudget": "apis/policy/v1/{}poddisruptionbudgets",
     "pod": "api/v1/{}pods",
     "resourcequota": "api/v1/{}resourcequotas",

@@ -17,11 +17,13 @@ from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_JOB, LABEL_JOB_UID
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.kube.cluster import Cluster
+from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey, PodIdentity
 from spottrain_operator.kube.kubernetes_cluster import KubernetesCluster
-from spottrain_operator.kube.resources import JOBS, PODS, Manifest
+from spottrain_operator.kube.resources import DEFINITIONS, JOBS, PODS, Manifest, Resource
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.pods import JobRef, build_pod
+from spottrain_operator.objects.watched_cluster import WatchedCluster
 from world.cluster import MemoryCluster
 
 # Each is asked itself, and through what is watched of it.
@@ -136,3 +138,46 @@ async def pods_of(setup: Setup, job: Manifest) -> dict[str, Manifest]:
     labels = {LABEL_JOB: "gpt", LABEL_JOB_UID: job["metadata"]["uid"]}
     found = await setup.cluster.list(PODS, namespace=setup.namespace, labels=labels)
     return {pod["metadata"]["name"]: pod for pod in found.items}
+
+
+@asynccontextmanager
+async def with_optional(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, resource: Resource, definition: Manifest
+) -> AsyncIterator[Setup]:
+    """The cluster of a parameter of EACH_CLUSTER, with a resource that a cluster may not have."""
+    where, _, watched = request.param.partition(", ")
+    async with on_a_control_plane(request, monkeypatch) if where == "real" else in_memory() as made:
+        await _install(made, resource, definition)
+        if not watched:
+            yield made
+            return
+        watching = WatchedCluster(made.direct, lambda _resource, _change: None, optional=[resource])
+        made.cluster = watching
+        synced = asyncio.Event()
+        following = asyncio.create_task(watching.follow(synced))
+        async with asyncio.timeout(20):
+            while not watching._has.get(resource):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        yield made
+        following.cancel()
+        await asyncio.wait({following})
+
+
+async def _install(setup: Setup, resource: Resource, definition: Manifest) -> None:
+    """Let the cluster have the resource. It stays: nobody else minds."""
+    name = definition["metadata"]["name"]
+    if not isinstance(setup, RealSetup) or await setup.direct.get(DEFINITIONS, name) is not None:
+        return
+    await setup.direct.create(DEFINITIONS, definition)
+    async with asyncio.timeout(20):
+        while not await _is_served(setup, resource):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def _is_served(setup: Setup, resource: Resource) -> bool:
+    """Whether the API server answers for the resource. One that has accepted its names may take a moment longer."""
+    try:
+        await setup.direct.list(resource, namespace=setup.namespace if resource.namespaced else "")
+    except ClusterError:
+        return False
+    return True

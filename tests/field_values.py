@@ -40,6 +40,12 @@ def _pool(kind: str) -> dict[str, Any]:
     }
 
 
+def _karpenter_pool() -> dict[str, Any]:
+    """A pool with a NodePool of its own."""
+    node_class = {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}
+    return _pool("spot") | {"name": "own", "provider": "karpenter", "nodeClass": node_class}
+
+
 def spec_schema() -> Schema:
     """The schema of a TrainingJob's spec, as in the CRD."""
     [version] = custom_resource_definition()["spec"]["versions"]
@@ -94,7 +100,7 @@ _GIVEN: dict[str, Any] = {
         "onDemand": {"min": 1, "max": 2, "pricePerHour": 3.0},
         "spot": {"max": 1, "maxPrewarmed": 1, "pricePerHour": 1.0},
         "fallback": {"policy": "OnDemand", "afterSeconds": 300, "returnAfterSeconds": 900},
-        "pools": [_pool("spot"), _pool("on-demand")],
+        "pools": [_pool("spot"), _pool("on-demand"), _karpenter_pool()],
         "finishBy": "2026-12-31T12:00:00Z",
         "currency": "EUR",
     },

@@ -25,7 +25,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cluster_api import PATHS
 from cluster_fixtures import Kubectl, wait_for
-from spottrain_local.binaries import find_kueue
+from spottrain_local.binaries import find_add_on
+from spottrain_local.go_module import KUEUE_MODULE
 
 GROUP = "apis/kueue.x-k8s.io/v1beta2"
 PATHS |= {
@@ -117,7 +118,7 @@ def kueue(kubectl: Kubectl, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
     It shows the end of its log, in case a test fails.
     """
-    binary, authority, (webhook, probes) = find_kueue(), Authority.make(), free_ports(2)
+    binary, authority, (webhook, probes) = find_add_on(KUEUE_MODULE), Authority.make(), free_ports(2)
     certificates = folder / "certificates"
     certificates.mkdir()
     for name, content in authority.files.items():

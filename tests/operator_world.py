@@ -123,6 +123,7 @@ class World:
     control: ControlAddress = ControlAddress(url="https://control:8443", ca="CA")
     isolates_jobs: bool = False
     uses_kueue: bool = False
+    uses_karpenter: bool = False
     restarts: bool = True  # the operator, after a pass that failed
 
     def __post_init__(self, last_step: int) -> None:
@@ -147,7 +148,11 @@ class World:
             control=lambda: self.control,
             now=lambda: self.now,
             listening_since=lambda: started_at,
-            site=Site(allowed_networks=self.allowed_networks, uses_kueue=self.uses_kueue),
+            site=Site(
+                allowed_networks=self.allowed_networks,
+                uses_kueue=self.uses_kueue,
+                uses_karpenter=self.uses_karpenter,
+            ),
         )
 
     async def turn(self) -> None:

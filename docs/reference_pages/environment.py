@@ -115,6 +115,8 @@ OPERATOR: Mapping[str, str] = {
     "The chart's value jobs.networkPolicies.",
     "SPOTTRAIN_KUEUE": "Whether jobs may wait in queues of Kueue: `true` or `false`. Default: false. The chart's "
     "value kueue.enabled.",
+    "SPOTTRAIN_KARPENTER": "Whether the operator makes NodePools of Karpenter for pools with a nodeClass: `true` or "
+    "`false`. Default: false. The chart's value karpenter.enabled.",
     "SPOTTRAIN_NAMESPACES_ASSIGN_IDS": "Whether the cluster gives pods user and group ids, so that those of jobs "
     "name none: `true` or `false`. Default: false. The chart's value namespacesAssignIds.",
     names.ENV_SERVICEACCOUNT_DIR: "Folder with the token and the CA by which operator and watcher talk to "

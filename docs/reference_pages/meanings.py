@@ -430,6 +430,33 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
             ConditionReason.FINISHED: Reason(meaning="The job has finished."),
         },
     ),
+    ConditionType.NODE_POOLS_READY: ConditionMeaning(
+        when_true="Karpenter can make nodes for the pools with a nodeClass. Absent for a job that never had trouble.",
+        when_false="It can't. The job uses the nodes that there are.",
+        reasons={
+            ConditionReason.NODE_POOLS_MADE: Reason(meaning="The trouble is over."),
+            ConditionReason.NODE_POOL_REFUSED: Reason(
+                meaning="The NodePool of a pool can't be made.",
+                action="Do what the message says. The operator retries.",
+            ),
+            ConditionReason.NODE_POOL_NOT_READY: Reason(
+                meaning="Karpenter makes no nodes of a NodePool.",
+                action="The message quotes Karpenter. Often the node class doesn't exist: see the pool's nodeClass.",
+            ),
+            ConditionReason.KARPENTER_OFF: Reason(
+                meaning="A pool has a nodeClass, and the operator makes no NodePools.",
+                action="Set the chart's value karpenter.enabled, or remove nodeClass.",
+            ),
+            ConditionReason.KARPENTER_MISSING: Reason(
+                meaning="A pool has a nodeClass, and Karpenter isn't installed.",
+                action="Install Karpenter 1.0 or newer, or remove nodeClass.",
+            ),
+            ConditionReason.KARPENTER_TOO_OLD: Reason(
+                meaning="Karpenter doesn't serve v1 of its API.", action="Install Karpenter 1.0 or newer."
+            ),
+            ConditionReason.FINISHED: Reason(meaning="The job has finished."),
+        },
+    ),
     ConditionType.PROFILE_ACCEPTED: ConditionMeaning(
         when_true="The job has what it takes from its profile. Absent for a job without one.",
         when_false="The profile is missing, or the job is beyond its limits. A job that has not started waits.",

@@ -18,6 +18,7 @@ from spottrain_api.contract.names import (
     LABEL_JOB_UID,
     LABEL_LEADER,
     LABEL_MANAGED_BY,
+    LABEL_NAMESPACE,
     LABEL_PART,
     LABEL_QUEUE,
     LABEL_QUEUE_PRIORITY,
@@ -58,7 +59,12 @@ NAMES: tuple[tuple[str, str, str], ...] = (
         "label of Workloads",
         "`minimum`: the Workload asks for the nodes of nodes.min. `more`: for one beyond.",
     ),
-    (LABEL_CONTENT, "label of Workloads", "Hash of what the job asks Kueue for. An edit that changes it asks anew."),
+    (
+        LABEL_CONTENT,
+        "label of Workloads and NodePools",
+        "Hash of what the job asks Kueue or Karpenter for. An edit that changes it asks anew.",
+    ),
+    (LABEL_NAMESPACE, "label of NodePools", "Namespace of the job for whose pool the operator has made it."),
     (LABEL_MANAGED_BY, "label of pods", f"Always `{MANAGED_BY}`."),
     (
         LABEL_LEADER,

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -19,7 +20,7 @@ from rich.console import Console
 
 from spottrain_local.built_binaries import PACKAGES, build_binaries, fetch_sources
 from spottrain_local.fetched_binaries import RELEASED, fetch_binaries
-from spottrain_local.go_module import CONTROL_PLANE_MODULE, KUEUE_MODULE, GoModule
+from spottrain_local.go_module import CONTROL_PLANE_MODULE, KARPENTER_MODULE, KUEUE_MODULE, GoModule
 from spottrain_local.layout import LocalClusterError, cache_root
 
 # A control plane needs these.
@@ -30,9 +31,8 @@ HELM = "helm"
 STREAMS = "kubelet-streams"
 # Serves `kubectl top`. Without it, that doesn't work.
 METRICS = "metrics-server"
-# Admits jobs in queues. Only tests of queues need it, and it has a module of its own.
-KUEUE = "kueue"
-KUEUE_CRDS = "kueue-crds"
+# Only tests need them, each for its own. `make kueue` and `make karpenter` build them.
+ADD_ONS = (KUEUE_MODULE, KARPENTER_MODULE)
 
 # Put those of these binaries that a release has into a folder, and return why some are missing.
 Fetch = Callable[[Collection[str], Path, Console], Collection[str]]
@@ -123,58 +123,60 @@ def obtain_binaries(
     return binaries
 
 
-def find_kueue() -> Path:
-    """Return the path of Kueue. Its CRDs and webhooks are in folders beside it.
+def find_add_on(module: GoModule) -> Path:
+    """Return the path of an add-on's binary. What it needs of the sources is in folders beside it.
 
     Raises:
         LocalClusterError: It was not built yet.
     """
-    path = KUEUE_MODULE.cache_folder / KUEUE
+    path = module.cache_folder / module.name
     if not path.is_file():
-        raise LocalClusterError(f"There is no {path}. Run `make kueue`, which builds it in about four minutes.")
+        raise LocalClusterError(
+            f"There is no {path}. Run `make {module.name}`, which builds it in about {module.minutes}."
+        )
     return path
 
 
-def obtain_kueue(console: Console) -> Path:
-    """Return the path of Kueue, which is built once.
+def obtain_add_on(module: GoModule, console: Console) -> Path:
+    """Return the path of an add-on's binary, which is built once.
 
     Raises:
         LocalClusterError: The build failed.
     """
-    folder = KUEUE_MODULE.cache_folder
-    if not (folder / KUEUE).is_file():
+    folder = module.cache_folder
+    if not (folder / module.name).is_file():
         with _obtaining(folder, console) as work:
-            if not (folder / KUEUE).is_file():
-                _announce([KUEUE], KUEUE_MODULE, console)
-                build_binaries([KUEUE], work / "built", console, module=KUEUE_MODULE)
+            if not (folder / module.name).is_file():
+                _announce([module.name], module, console)
+                build_binaries([module.name], work / "built", console, module=module)
                 _keep(work / "built", folder)
-    return find_kueue()
+    return find_add_on(module)
 
 
-def find_kueue_crds() -> Path:
-    """Return the folder with Kueue's CRDs.
+def find_crds(module: GoModule) -> Path:
+    """Return the folder with an add-on's CRDs.
 
     Raises:
         LocalClusterError: They were not fetched yet.
     """
-    path = KUEUE_MODULE.cache_folder / "crds"
+    path = module.cache_folder / "crds"
     if not path.is_dir():
-        raise LocalClusterError(f"There is no {path}. Run `make kueue-crds`, which fetches it.")
+        raise LocalClusterError(f"There is no {path}. Run `make {module.name}-crds`, which fetches it.")
     return path
 
 
-def obtain_kueue_crds(console: Console) -> Path:
-    """Return the folder with Kueue's CRDs, which are fetched once, without a build.
+def obtain_crds(module: GoModule, console: Console) -> Path:
+    """Return the folder with an add-on's CRDs, which are fetched once, without a build.
 
     Raises:
         LocalClusterError: They can't be fetched.
     """
-    folder = KUEUE_MODULE.cache_folder
+    folder = module.cache_folder
     if not (folder / "crds").is_dir():
         with _obtaining(folder, console) as work:
-            fetch_sources(work / "fetched", console, module=KUEUE_MODULE)
+            fetch_sources(work / "fetched", console, module=module)
             _keep(work / "fetched", folder)
-    return find_kueue_crds()
+    return find_crds(module)
 
 
 def _announce(names: Collection[str], module: GoModule, console: Console, reason: str = "") -> None:
@@ -241,7 +243,10 @@ def _work_folder(folder: Path) -> Iterator[Path]:
 
 
 # What comes of another Go module than the control plane's.
-OBTAINED: Mapping[str, Callable[[Console], Path]] = {KUEUE: obtain_kueue, KUEUE_CRDS: obtain_kueue_crds}
+OBTAINED: Mapping[str, Callable[[Console], Path]] = {
+    **{module.name: partial(obtain_add_on, module) for module in ADD_ONS},
+    **{f"{module.name}-crds": partial(obtain_crds, module) for module in ADD_ONS},
+}
 
 
 def _keep(complete: Path, folder: Path) -> None:

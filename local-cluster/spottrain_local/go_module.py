@@ -1,4 +1,4 @@
-"""The Go modules that pin what is built from source: local-cluster/controlplane and local-cluster/kueue."""
+"""The Go modules that pin what is built from source, in local-cluster: controlplane, kueue and karpenter."""
 
 import hashlib
 import re
@@ -67,7 +67,7 @@ CONTROL_PLANE_MODULE = GoModule(
     },
     minutes="six minutes",
 )
-# Only tests of queues need it.
+# Only tests of queues need it. An add-on's module has the name of its binary.
 KUEUE_MODULE = GoModule(
     name="kueue",
     packages={"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
@@ -75,6 +75,16 @@ KUEUE_MODULE = GoModule(
     folders={
         "crds": ("sigs.k8s.io/kueue", "config/components/crd/bases"),
         "webhooks": ("sigs.k8s.io/kueue", "config/components/webhook"),
+    },
+)
+# Only tests of node pools need it. Its kwok provider makes nodes that run nothing.
+KARPENTER_MODULE = GoModule(
+    name="karpenter",
+    packages={"karpenter": "sigs.k8s.io/karpenter/kwok"},
+    minutes="three minutes",
+    folders={
+        "crds": ("sigs.k8s.io/karpenter", "pkg/apis/crds"),
+        "kwok-crds": ("sigs.k8s.io/karpenter", "kwok/apis/crds"),
     },
 )
 

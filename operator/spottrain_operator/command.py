@@ -131,6 +131,12 @@ def _https(_context: click.Context, option: click.Parameter, text: str) -> str:
     help="Let jobs with the label kueue.x-k8s.io/queue-name wait in queues of Kueue.",
 )
 @click.option(
+    "--karpenter/--no-karpenter",
+    envvar="SPOTTRAIN_KARPENTER",
+    default=False,
+    help="Make NodePools of Karpenter for the pools of jobs that name a node class.",
+)
+@click.option(
     "--namespaces-assign-ids/--no-namespaces-assign-ids",
     envvar="SPOTTRAIN_NAMESPACES_ASSIGN_IDS",
     default=False,
@@ -159,6 +165,7 @@ def main(
     allowed_networks: tuple[str, ...],
     network_policies: bool,
     kueue: bool,
+    karpenter: bool,
     namespaces_assign_ids: bool,
 ) -> None:
     """Run the spottrain operator until SIGTERM."""
@@ -200,6 +207,7 @@ def main(
             allowed_networks=frozenset(Network(name) for name in allowed_networks),
             isolates_jobs=network_policies,
             uses_kueue=kueue,
+            uses_karpenter=karpenter,
             assigns_ids=namespaces_assign_ids,
             log_format=logs.log_format(),
         ),

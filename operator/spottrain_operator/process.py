@@ -41,7 +41,7 @@ from spottrain_operator.kube.leader_label import LeaderLabel
 from spottrain_operator.kube.lease import LeaderElection, LeaseSettings
 from spottrain_operator.kube.led_namespaces import LedNamespaces
 from spottrain_operator.kube.limits import ClientLimits
-from spottrain_operator.kube.resources import JOBS, Resource
+from spottrain_operator.kube.resources import JOBS, NODE_POOLS, WORKLOADS, Resource
 from spottrain_operator.metrics import Metrics
 from spottrain_operator.objects.control_address import ControlAddress
 from spottrain_operator.objects.definitions import warn_of_other_definitions
@@ -117,7 +117,7 @@ class Operator:
         self._cluster = cluster
         self._keys = keys
         self._watched = WatchedCluster(
-            cluster, self._on_change, watch_jobs=watch_jobs, uses_kueue=settings.site.uses_kueue
+            cluster, self._on_change, watch_jobs=watch_jobs, optional=_optional(settings.site)
         )
         self._election = election
         self._namespaces = LedNamespaces(settings.lease.scope, cluster)
@@ -349,7 +349,7 @@ class Operator:
     async def _first_passes(self, controller: Controller) -> None:
         """Wake each job, and each that is gone but has left something.
 
-        That is pods, or series and reports in this process.
+        That is pods, NodePools, or series and reports in this process.
 
         Ends once there is a decision on each job that isn't over, or after some time.
         """
@@ -357,12 +357,17 @@ class Operator:
         jobs = first_wakes(found.items, self._watched.nodes(), self._watched.jobs_on)
         for key, priority in jobs.items():
             controller.wake(key, priority)
-        known = self._watched.jobs_with_pods() | self._metrics.jobs | self._reports.jobs
+        known = self._watched.jobs_that_left_something() | self._metrics.jobs | self._reports.jobs
         for key in known - jobs.keys():
             controller.wake(key)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_PASSES_SECONDS):
                 await controller.decided(key for key, priority in jobs.items() if priority is not Priority.LAST)
+
+
+def _optional(site: Site) -> list[Resource]:
+    """What to watch, as the administrator says, of what a cluster may not have."""
+    return [WORKLOADS] * site.uses_kueue + [NODE_POOLS] * site.uses_karpenter
 
 
 def _hosts(settings: OperatorSettings) -> list[str]:

@@ -34,6 +34,7 @@ from spottrain_operator.core.model import (
     Plan,
     PodView,
 )
+from spottrain_operator.core.node_pools import NodePoolAction
 from spottrain_operator.core.policies.understanding import sentence
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 from spottrain_operator.core.workloads import WorkloadAction
@@ -52,6 +53,7 @@ from spottrain_operator.objects.history import HistoryKeeper
 from spottrain_operator.objects.isolation import Isolation
 from spottrain_operator.objects.kept_away import kept_away
 from spottrain_operator.objects.node_holders import NodeHolders
+from spottrain_operator.objects.node_pool_keeper import NodePoolKeeper
 from spottrain_operator.objects.observe import (
     NotUnderstoodError,
     job_status,
@@ -123,6 +125,7 @@ class Reconciler:
         self._profiles = ProfileFinder(cluster)
         self._isolation = isolation
         self._queues = Queues(cluster, site)
+        self._node_pools = NodePoolKeeper(cluster, site)
         self._control = control
         self._site = site
         self._now = now
@@ -252,6 +255,7 @@ class Reconciler:
             rival=await self._rivals.rival_of(job),
             profile=await self._profiles.profile_of(job, self._now()),
             queue=await self._queues.observe(job),
+            node_pools=await self._node_pools.observe(job),
             num_younger_waiting=self._waiting.num_younger(job),
             holders=self._holders.others(job),
             held_before=record.held,
@@ -282,13 +286,7 @@ class Reconciler:
         """
         if not record.annotating.is_due(self._now()):
             actions = [action for action in actions if not protects(action)]
-        control = self._control()
-        doing = [
-            self._queues.act(view, action, self._now())
-            if isinstance(action, WorkloadAction)
-            else apply(self._cluster, view, action, control=control, site=self._site)
-            for action in actions
-        ]
+        doing = [self._do(view, action) for action in actions]
         results = await asyncio.gather(*doing, return_exceptions=True)
         failed = [(a, e) for a, e in zip(actions, results, strict=True) if isinstance(e, BaseException)]
         refusals = [(a, e) for a, e in failed if isinstance(a, CreatePod) and isinstance(e, RefusedError)]
@@ -307,6 +305,14 @@ class Reconciler:
         for _, failure in failed:
             if failure not in refused and failure not in unprotected:
                 raise failure
+
+    async def _do(self, job: JobView, action: Action) -> None:
+        if isinstance(action, WorkloadAction):
+            await self._queues.act(job, action, self._now())
+        elif isinstance(action, NodePoolAction):
+            await self._node_pools.act(job, action)
+        else:
+            await apply(self._cluster, job, action, control=self._control(), site=self._site)
 
     async def _leave_alone(self, job: Manifest, error: NotUnderstoodError) -> PassResult:
         """Report that this version can't manage the job, which a newer one wrote.
@@ -350,6 +356,7 @@ class Reconciler:
             if "deletionTimestamp" not in meta:
                 await self._cluster.delete(PODS, meta["name"], namespace=key.namespace, uid=meta["uid"])
         await self._queues.give_all_back(key)
+        await self._node_pools.delete_all(key)
         await self._close(key)
 
     async def _assign_exit(self, key: JobKey) -> list[Manifest]:

@@ -17,8 +17,14 @@ from spottrain_api.v1alpha1.profile import PROFILE_PLURAL
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 from spottrain_operator.control_api.cluster_keys import ISSUER_PATH, KEYS_PATH
 from spottrain_operator.kube.lease import LEASE_NAME
-from spottrain_operator.kube.resources import DEFINITIONS, PRIORITY_CLASSES, WORKLOAD_PRIORITY_CLASSES, WORKLOADS
-from spottrain_operator.objects.queues import DEFINITION
+from spottrain_operator.kube.resources import (
+    DEFINITIONS,
+    NODE_POOLS,
+    PRIORITY_CLASSES,
+    WORKLOAD_PRIORITY_CLASSES,
+    WORKLOADS,
+)
+from spottrain_operator.objects.installed import definition_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +94,12 @@ KUEUE_RIGHTS = (
     Right(group=WORKLOADS.group, resource=f"{WORKLOADS.plural}/status", verbs=("update",), of_jobs=True),
     Right(group=WORKLOADS.group, resource=WORKLOAD_PRIORITY_CLASSES.plural, verbs=("get",)),
     Right(group=PRIORITY_CLASSES.group, resource=PRIORITY_CLASSES.plural, verbs=("get", "list")),
-    Right(group=DEFINITIONS.group, resource=DEFINITIONS.plural, verbs=("get",), name=DEFINITION),
+    Right(group=DEFINITIONS.group, resource=DEFINITIONS.plural, verbs=("get",), name=definition_of(WORKLOADS)),
+)
+# And with karpenter.enabled.
+KARPENTER_RIGHTS = (
+    Right(group=NODE_POOLS.group, resource=NODE_POOLS.plural, verbs=(*READ, "create", "update", "delete")),
+    Right(group=DEFINITIONS.group, resource=DEFINITIONS.plural, verbs=("get",), name=definition_of(NODE_POOLS)),
 )
 
 

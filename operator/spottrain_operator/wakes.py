@@ -10,7 +10,7 @@ from spottrain_operator.controller import Priority
 from spottrain_operator.core.facts.notices import loss_marks
 from spottrain_operator.kube.cache import Change
 from spottrain_operator.kube.identities import JobKey
-from spottrain_operator.kube.resources import JOBS, NODES, PODS, WORKLOADS, Manifest, Resource
+from spottrain_operator.kube.resources import JOBS, NODE_POOLS, NODES, PODS, WORKLOADS, Manifest, Resource
 from spottrain_operator.objects.watched_cluster import job_of
 
 
@@ -30,7 +30,7 @@ def wakes(
         yield JobKey.of(newest), priority_of(newest)
     elif resource == PODS:
         yield job_of(newest), _priority(change, _troubles_of_pod)
-    elif resource == WORKLOADS:
+    elif resource in (WORKLOADS, NODE_POOLS):
         yield job_of(newest), Priority.NORMAL
     elif resource == NODES:
         priority = _priority(change, _troubles_of_node)

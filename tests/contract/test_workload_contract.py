@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster_setups import EACH_CLUSTER, RealSetup, Setup, in_memory, on_a_control_plane
+from cluster_setups import EACH_CLUSTER, RealSetup, Setup, with_optional
 from minimal_job import MINIMAL
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.names import API_VERSION, KIND, LABEL_QUEUE
-from spottrain_local.binaries import find_kueue_crds
+from spottrain_local.binaries import find_crds
+from spottrain_local.go_module import KUEUE_MODULE
 from spottrain_operator.core.model import JobView
 from spottrain_operator.core.workloads import (
     CreateWorkload,
@@ -26,12 +27,10 @@ from spottrain_operator.core.workloads import (
     WorkloadView,
 )
 from spottrain_operator.core.workloads import FinishWorkload as Finish
-from spottrain_operator.kube.errors import ClusterError
-from spottrain_operator.kube.resources import DEFINITIONS, JOBS, WORKLOADS, Manifest
+from spottrain_operator.kube.resources import JOBS, WORKLOADS, Manifest
 from spottrain_operator.objects.observe import job_view
 from spottrain_operator.objects.placement import Site
-from spottrain_operator.objects.queues import DEFINITION, Queues
-from spottrain_operator.objects.watched_cluster import WatchedCluster
+from spottrain_operator.objects.queues import Queues
 
 MINIMUM = {CapacityType.ON_DEMAND: 0, CapacityType.SPOT: 2}
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -39,49 +38,16 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 @pytest.fixture(params=EACH_CLUSTER)
 async def setup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
-    where, _, watched = request.param.partition(", ")
-    async with on_a_control_plane(request, monkeypatch) if where == "real" else in_memory() as made:
-        await install(made)
-        if not watched:
-            yield made
-            return
-        watching = WatchedCluster(made.direct, lambda _resource, _change: None, uses_kueue=True)
-        made.cluster = watching
-        synced = asyncio.Event()
-        following = asyncio.create_task(watching.follow(synced))
-        async with asyncio.timeout(20):
-            while not watching._knows_workloads:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+    async with with_optional(request, monkeypatch, WORKLOADS, schema()) as made:
         yield made
-        following.cancel()
-        await asyncio.wait({following})
-
-
-async def install(setup: Setup) -> None:
-    """Let the cluster have Workloads. They stay: nobody else minds."""
-    if not isinstance(setup, RealSetup) or await setup.direct.get(DEFINITIONS, DEFINITION) is not None:
-        return
-    await setup.direct.create(DEFINITIONS, schema())
-    async with asyncio.timeout(20):
-        while not await is_served(setup):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
 
 
 def schema() -> Manifest:
     """Kueue's definition of a Workload, without the version that its webhook would convert."""
-    text = (find_kueue_crds() / "kueue.x-k8s.io_workloads.yaml").read_text()
+    text = (find_crds(KUEUE_MODULE) / "kueue.x-k8s.io_workloads.yaml").read_text()
     found: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
     found["spec"]["versions"] = [each for each in found["spec"]["versions"] if each["name"] == "v1beta2"]
     return found
-
-
-async def is_served(setup: Setup) -> bool:
-    """Whether the API server answers for Workloads. It makes their storage after the definition is established."""
-    try:
-        await setup.direct.list(WORKLOADS, namespace=setup.namespace)
-    except ClusterError:
-        return False
-    return True
 
 
 class Job:

@@ -27,7 +27,11 @@ from spottrain_api.contract.names import (
     TAINT_PREEMPTION,
 )
 from spottrain_api.contract.nodes import LABEL_SHUTDOWN_GRACE
+from spottrain_local.binaries import find_crds
+from spottrain_local.go_module import KARPENTER_MODULE
 from spottrain_operator.kube.lease import LEASE_NAME
+from spottrain_operator.objects.node_pools import node_pools
+from spottrain_operator.objects.observe import job_view
 
 pytestmark = pytest.mark.cluster
 
@@ -287,6 +291,32 @@ def test_an_administrator_allows_networks_and_what_webhooks_add(site: Site) -> N
     enforced(lambda: site.tries(operator, mesh))
 
 
+def test_the_operator_makes_changes_and_deletes_node_pools_of_jobs_alone(site: Site) -> None:
+    """Its role would let it delete any NodePool, and all nodes with it."""
+    definition = yaml.safe_load((find_crds(KARPENTER_MODULE) / "karpenter.sh_nodepools.yaml").read_text())
+    site.kubectl.apply(definition)
+    wait_for(lambda: site.kubectl.serves("nodepool"), "NodePools are served")
+    operator, own, other = site.account("operator"), f"{site.name}-own", f"{site.name}-other"
+    node_class = {"group": "a.dev", "kind": "A", "name": "a"}
+    pool = {"name": "a", "capacityType": "spot", "provider": "karpenter", "nodeClass": node_class}
+    metadata = {"namespace": "a", "name": "a", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    view = job_view(site.job(capacity={"pools": [pool]}) | {"metadata": metadata})
+    [made] = node_pools(view).values()
+    mine = made | {"metadata": made["metadata"] | {"name": own}}
+    theirs = made | {"metadata": {"name": other}}
+    refused = "the NodePools of TrainingJobs alone"
+    wait_for(lambda: refused in site.tries(operator, theirs), "the policy is enforced")
+    wait_for(lambda: not site.tries(operator, mine), "the operator may make its own")
+    try:
+        for each in (mine, theirs):
+            site.kubectl.apply(each)
+        assert not site.deleted(operator, "nodepool", own)
+        assert refused in site.deleted(operator, "nodepool", other)
+    finally:
+        for name in (own, other):
+            refusal(lambda name=name: site.kubectl.delete("nodepool", name))  # type: ignore[misc]
+
+
 # --- the watcher -----------------------------------------------------------------------------------------
 
 
@@ -371,9 +401,9 @@ def test_the_policies_have_no_mistakes_that_kubernetes_finds(site: Site) -> None
     def warnings() -> Any:
         policies = site.kubectl.list("validatingadmissionpolicy")
         ours = [each for each in policies if each["metadata"]["name"].startswith(site.name)]
-        assert len(ours) == 6
+        assert len(ours) == 7
         checked = [each for each in ours if each.get("status", {}).get("observedGeneration")]
-        return [each["status"].get("typeChecking", {}) for each in checked] if len(checked) == 6 else None
+        return [each["status"].get("typeChecking", {}) for each in checked] if len(checked) == 7 else None
 
     wait_for(lambda: warnings() is not None, "Kubernetes has checked the policies")
-    assert warnings() == [{}] * 6
+    assert warnings() == [{}] * 7

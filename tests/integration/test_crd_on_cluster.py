@@ -154,6 +154,22 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "a pool with provider custom needs a nodeSelector that finds its nodes",
     ),
     (
+        "node-class-of-another-provider",
+        {
+            "capacity": {
+                "pools": [
+                    {
+                        "name": "a",
+                        "capacityType": "spot",
+                        "provider": "eks",
+                        "nodeClass": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "a"},
+                    }
+                ]
+            }
+        },
+        "capacity.pools: a nodeClass is one of Karpenter; set the pool's provider to karpenter, or remove it",
+    ),
+    (
         "unknown-provider",
         {"capacity": {"pools": [{"name": "x", "capacityType": "spot", "provider": "nimbus"}]}},
         "eks",

@@ -14,6 +14,7 @@ from spottrain_api.contract.conditions import ConditionReason
 from spottrain_api.v1alpha1.status import GenerationState, Phase
 from spottrain_operator.core.facts.pools import pool_hash
 from spottrain_operator.core.model import Action, CreatePod, DeletePod, Rival
+from spottrain_operator.core.trouble import Trouble
 from spottrain_operator.core.workloads import (
     CreateWorkload,
     DeleteWorkload,
@@ -22,7 +23,6 @@ from spottrain_operator.core.workloads import (
     QueueView,
     ReadyWorkload,
     ReleaseWorkload,
-    Trouble,
     WorkloadView,
 )
 

@@ -38,6 +38,7 @@ USED = {
 }
 # Fields that look as if they did, and why they need no right.
 FREE = {
+    "capacity.pools[].nodeClass": "the administrator lets jobs name any, with karpenter.enabled",
     "podTemplate.schedulerName": "no object: a scheduler that has this name takes the pod",
     "podTemplate.volumes[].emptyDir": "a folder of the pod",
     "resources.claims": "entries of podTemplate.resourceClaims",

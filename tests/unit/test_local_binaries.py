@@ -12,32 +12,33 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from spottrain_local.binaries import (
+    ADD_ONS,
     CONTROL_PLANE,
     HELM,
-    KUEUE,
-    KUEUE_CRDS,
     METRICS,
     STREAMS,
+    find_add_on,
     find_binaries,
-    find_kueue,
-    find_kueue_crds,
+    find_crds,
     main,
     obtain_binaries,
 )
 from spottrain_local.built_binaries import PACKAGES, build_binaries
 from spottrain_local.cli import local
 from spottrain_local.fetched_binaries import RELEASED
+from spottrain_local.go_module import GoModule
 from spottrain_local.install import find_helm
 from spottrain_local.layout import LocalClusterError, checkout_root
 
 FAKE_GO = """#!/bin/sh
 # Stands in for the Go tool: answers as it does, and "compiles" by touching files.
 case "$1" in
-  env) echo go1.26.4 ;;
+  env) echo go1.26.6 ;;
   list)
     case "$2" in
       -m)
         mkdir -p "$0.sources/config/components/crd/bases" "$0.sources/config/components/webhook"
+        mkdir -p "$0.sources/pkg/apis/crds" "$0.sources/kwok/apis/crds"
         echo "$0.sources" ;;
       *) printf 'a/b\\nc/d\\n' ;;
     esac ;;
@@ -222,27 +223,31 @@ def test_the_command_obtains_binaries(arguments: list[str], built: set[str], fak
     assert done.stdout.splitlines() == (named or [f"Control plane binaries: {folder}"])
 
 
-def test_kueue_is_built_once_from_a_module_of_its_own(fake_go: Path, cache: Path) -> None:
-    with pytest.raises(LocalClusterError, match=r"There is no .*/kueue\. Run `make kueue`"):
-        find_kueue()
+@pytest.mark.parametrize("module", ADD_ONS, ids=lambda module: module.name)
+def test_an_add_on_is_built_once_from_a_module_of_its_own(module: GoModule, fake_go: Path, cache: Path) -> None:
+    with pytest.raises(LocalClusterError, match=rf"There is no .*/{module.name}\. Run `make {module.name}`"):
+        find_add_on(module)
     for _ in range(2):
-        done = CliRunner().invoke(main, [KUEUE])
-        [folder] = cache.glob("kueue-*")
-        assert done.stdout.splitlines() == [str(folder / KUEUE)]
-    assert find_kueue() == folder / KUEUE
-    assert {path.name for path in folder.iterdir()} == {KUEUE, "crds", "webhooks"}
-    assert fake_go.with_name("go.built").read_text().split() == [KUEUE]
+        done = CliRunner().invoke(main, [module.name])
+        [folder] = cache.glob(f"{module.name}-*")
+        assert done.stdout.splitlines() == [str(folder / module.name)]
+    assert find_add_on(module) == folder / module.name
+    assert {path.name for path in folder.iterdir()} == {module.name, *module.folders}
+    assert len(fake_go.with_name("go.built").read_text().split()) == 1
     assert not list(cache.glob("controlplane-*"))
 
 
-def test_kueues_definitions_are_fetched_without_a_build(fake_go: Path, cache: Path) -> None:
-    with pytest.raises(LocalClusterError, match=r"There is no .*/crds\. Run `make kueue-crds`"):
-        find_kueue_crds()
+@pytest.mark.parametrize("module", ADD_ONS, ids=lambda module: module.name)
+def test_the_definitions_of_an_add_on_are_fetched_without_a_build(
+    module: GoModule, fake_go: Path, cache: Path
+) -> None:
+    with pytest.raises(LocalClusterError, match=rf"There is no .*/crds\. Run `make {module.name}-crds`"):
+        find_crds(module)
     for _ in range(2):
-        done = CliRunner().invoke(main, [KUEUE_CRDS])
-        assert done.stdout.splitlines() == [str(find_kueue_crds())]
+        done = CliRunner().invoke(main, [f"{module.name}-crds"])
+        assert done.stdout.splitlines() == [str(find_crds(module))]
     assert not fake_go.with_name("go.built").exists()
-    assert CliRunner().invoke(main, [KUEUE]).exit_code == 0, "a build leaves them where they are"
+    assert CliRunner().invoke(main, [module.name]).exit_code == 0, "a build leaves them where they are"
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ async def watched(pods: list[Manifest]) -> AsyncIterator[WatchedCluster]:
 async def until_known(cluster: WatchedCluster, *jobs: str) -> None:
     """Wait until the cache has pods of these jobs."""
     async with asyncio.timeout(20):
-        while cluster.jobs_with_pods() != {JobKey(namespace="team", name=job) for job in jobs}:  # noqa: ASYNC110
+        while cluster.jobs_that_left_something() != {JobKey(namespace="team", name=job) for job in jobs}:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

@@ -360,7 +360,7 @@ async def test_jobs_are_found_by_the_nodes_and_the_pods_that_they_have(world: Wo
     await world.cluster.create(PODS, world.pod(1, nodeName="node-a"))
     assert world.cluster.jobs_on("node-a") == {KEY}
     assert world.cluster.jobs_on("node-b") == set()
-    assert world.cluster.jobs_with_pods() == {KEY}
+    assert world.cluster.jobs_that_left_something() == {KEY}
 
 
 async def test_tainted_nodes_are_found_as_they_are_now(world: World) -> None:

@@ -31,7 +31,7 @@ class Watching:
 
     def __init__(self, cluster: MemoryCluster) -> None:
         self.woken: list[tuple[JobKey, Priority]] = []
-        self.cluster, self.client = cluster, WatchedCluster(cluster, self._changed, uses_kueue=True)
+        self.cluster, self.client = cluster, WatchedCluster(cluster, self._changed, optional=[WORKLOADS])
 
     def _changed(self, resource: Resource, change: Change) -> None:
         if resource == WORKLOADS:
@@ -92,7 +92,7 @@ async def test_a_change_of_a_workload_wakes_its_job_alone() -> None:
 async def test_reads_show_own_writes_at_once_and_own_writes_wake_nobody() -> None:
     cluster = MemoryCluster()
     async with watching(cluster) as seen:
-        await seen.until(lambda: bool(seen.client._knows_workloads))
+        await seen.until(lambda: seen.client._has.get(WORKLOADS, False))
         made = await seen.client.create(WORKLOADS, workload("mine"))
         assert await seen.names() == ["mine"]
         assert not seen.woken

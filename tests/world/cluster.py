@@ -30,6 +30,7 @@ from spottrain_operator.kube.resources import (
     LEASES,
     NAMESPACES,
     NETWORK_POLICIES,
+    NODE_POOLS,
     NODES,
     PODS,
     PROFILES,
@@ -39,6 +40,7 @@ from spottrain_operator.kube.resources import (
     Manifest,
     Resource,
 )
+from spottrain_operator.objects.watched_cluster import WATCHED
 from world.faults import Hook, Request
 
 _T = TypeVar("_T")
@@ -72,6 +74,7 @@ class MemoryCluster:
         self.network_policies: dict[Key, Manifest] = self._objects[NETWORK_POLICIES]
         self.workloads: dict[Key, Manifest] = self._objects[WORKLOADS]
         self.nodes: dict[str, Manifest] = self._objects[NODES]
+        self.node_pools: dict[str, Manifest] = self._objects[NODE_POOLS]
         self.profiles: dict[str, Manifest] = self._objects[PROFILES]
         self.namespaces: dict[str, Manifest] = self._objects[NAMESPACES]
         self.other_definitions: dict[str, Manifest] = self._objects[DEFINITIONS]
@@ -79,7 +82,7 @@ class MemoryCluster:
         self.tokens: dict[tuple[str, str], PodIdentity] = {}
         self.num_reads: Counter[Resource | str] = Counter()
         self._newest = 0
-        self._shown: dict[Resource, dict[Any, Manifest]] = {JOBS: {}, PODS: {}, NODES: {}, WORKLOADS: {}}
+        self._shown: dict[Resource, dict[Any, Manifest]] = {each: {} for each in WATCHED}
         self._changes: list[tuple[Resource, Manifest | None, WatchEvent]] = []  # with the object before
         self._known_since = 0
 

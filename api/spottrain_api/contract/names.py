@@ -21,9 +21,12 @@ ANNOTATION_POOL = f"{GROUP}/pool"
 ANNOTATION_POOL_HASH = f"{GROUP}/pool-hash"
 # Of the operator's pods, the one that leads has this label, with the value "true".
 LABEL_LEADER = f"{GROUP}/leader"
-# Of the Workloads with which the operator asks Kueue for quota: for which part of the job, and what it counts.
+# Of the Workloads with which the operator asks Kueue for quota: for which part of the job.
 LABEL_PART = f"{GROUP}/part"
+# Of these, and of the NodePools that it makes: what is asked for.
 LABEL_CONTENT = f"{GROUP}/content"
+# Of the NodePools, which are in no namespace: that of their job.
+LABEL_NAMESPACE = f"{GROUP}/namespace"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "spottrain"
 # The container of a trainer pod that runs the agent.

@@ -84,6 +84,7 @@ def announcing_labels(labels: Mapping[str, str]) -> dict[str, MarkMeaning]:
 
 EKS_CAPACITY_TYPE = "eks.amazonaws.com/capacityType"
 KARPENTER_CAPACITY_TYPE = "karpenter.sh/capacity-type"
+KARPENTER_NODE_POOL = "karpenter.sh/nodepool"
 GKE_SPOT = "cloud.google.com/gke-spot"
 GKE_PREEMPTIBLE = "cloud.google.com/gke-preemptible"
 AKS_PRIORITY = "kubernetes.azure.com/scalesetpriority"

@@ -207,6 +207,24 @@ class PoolProvider(StrEnum):
     CUSTOM = "custom"
 
 
+class NodeClass(Resource):
+    """A node class of Karpenter, which says what the cloud has to know of a node: its image, disks and network."""
+
+    group: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=253,
+            pattern=r"^[a-z0-9.-]+$",
+            description="API group of the node class, such as karpenter.k8s.aws.",
+        ),
+    ]
+    kind: Annotated[
+        str, Field(min_length=1, max_length=63, description="Kind of the node class, such as EC2NodeClass.")
+    ]
+    name: Annotated[str, Field(min_length=1, max_length=253, description="Name of the node class.")]
+
+
 class Pool(Resource):
     """A node pool to use, with its own weight and price.
 
@@ -224,6 +242,10 @@ class Pool(Resource):
             "has(self.nodeSelector) && self.nodeSelector.size() > 0",
             "capacity.pools: a reserved pool needs a nodeSelector that finds its nodes, as this provider has no "
             "label for them",
+        ),
+        (
+            "!has(self.nodeClass) || self.provider == 'karpenter'",
+            "capacity.pools: a nodeClass is one of Karpenter; set the pool's provider to karpenter, or remove it",
         ),
     )
     name: Annotated[
@@ -264,6 +286,14 @@ class Pool(Resource):
             "With 0, it gets no new pods.",
         ),
     ] = 1
+    node_class: Annotated[
+        NodeClass | None,
+        Field(
+            description="Node class of Karpenter with which the operator makes a NodePool for the pool, and deletes "
+            "it when the job ends. Its nodes have the labels of nodeSelector and the taints that tolerations name by "
+            "their keys. Default: the nodes come from NodePools that others make."
+        ),
+    ] = None
 
     @property
     def kind(self) -> CapacityType:

@@ -18,6 +18,7 @@ from spottrain_api.contract.notices import Notice
 from spottrain_api.v1alpha1.profile import ProfileSpec
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_api.v1alpha1.status import TrainingJobStatus
+from spottrain_operator.core.node_pools import NodePoolAction, NodePoolsView
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 from spottrain_operator.core.workloads import QueueView, WorkloadAction
 
@@ -280,6 +281,7 @@ class Observed:
         refused_reports: Why the newest report of a pod was refused, by pod uid. Its `reports` are older.
         profile: None: the job takes none, or has taken it.
         queue: None: the job is in no queue, and has left nothing in one.
+        node_pools: None: none of its pools is to have a NodePool of its own, and none is left.
         num_younger_waiting: Number of jobs that wait for nodes, too, and are younger.
         holders: Other jobs of the namespace that hold nodes, those with most nodes first.
         held_before: The nodes that the job held in the pass before. A new operator knows of none.
@@ -303,6 +305,7 @@ class Observed:
     rival: Rival | None = None
     profile: ProfileView | None = None
     queue: QueueView | None = None
+    node_pools: NodePoolsView | None = None
     num_younger_waiting: int = 0
     holders: tuple[Holder, ...] = ()
     held_before: tuple[HeldNode, ...] = ()
@@ -358,7 +361,7 @@ class DeleteJob:
 
 
 JobAction = CreatePod | DeletePod | AnnotatePod | DeleteJob
-Action = JobAction | WorkloadAction
+Action = JobAction | WorkloadAction | NodePoolAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from spottrain_operator.core.policies import (
     preemption,
     profiles,
     protection,
+    provisioning,
     punctuality,
     queueing,
     recording,
@@ -73,6 +74,7 @@ POLICIES: tuple[Policy, ...] = (
     budget.watch_budget,
     punctuality.watch_deadline,
     queueing.ask_for_quota,
+    provisioning.make_node_pools,
     conditions.describe,
 )
 # A finished job holds no nodes, and is deleted after its time to live.
@@ -80,6 +82,7 @@ FINISHED_POLICIES: tuple[Policy, ...] = (
     accounting.charge_finished,
     cleanup.delete_pods_of_finished,
     queueing.finish,
+    provisioning.finish,
     rivals.give_way,
     conditions.describe_finished,
     lifecycle.report_ignored_edit,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from spottrain_api.contract.assignments import CapacityType
-from spottrain_api.contract.conditions import ConditionReason
+from spottrain_operator.core.trouble import Trouble
 
 Nodes = Mapping[CapacityType, int]
 """Numbers of nodes by capacity type."""
@@ -57,14 +57,6 @@ class WorkloadView:
     def grants(self) -> bool:
         """Whether its nodes may run, and go on to."""
         return self.admitted and not self.evicted and not self.finished
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """Why a job's Workloads can't be made, as a reason and a sentence with what to do."""
-
-    reason: ConditionReason
-    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,6 +90,7 @@ class Site:
         watcher_port: Port of the watcher on each of them.
         allowed_networks: Values of podTemplate.network that jobs may ask for.
         uses_kueue: Whether jobs may wait in queues of Kueue.
+        uses_karpenter: Whether the operator makes NodePools of Karpenter for pools that name a node class.
         isolates_jobs: Whether each job gets a NetworkPolicy.
         assigns_ids: Whether the cluster gives pods user and group ids of their namespace, as OpenShift does.
         log_format: Form of the log lines of trainer pods.
@@ -99,6 +100,7 @@ class Site:
     watcher_port: int = WATCHER_PORT
     allowed_networks: frozenset[Network] = frozenset()
     uses_kueue: bool = False
+    uses_karpenter: bool = False
     isolates_jobs: bool = False
     assigns_ids: bool = False
     log_format: LogFormat = LogFormat.TEXT

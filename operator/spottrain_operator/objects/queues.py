@@ -7,6 +7,7 @@ from datetime import datetime
 from spottrain_api.contract.conditions import ConditionReason
 from spottrain_api.contract.names import LABEL_JOB, LABEL_JOB_UID, LABEL_PART, LABEL_QUEUE
 from spottrain_operator.core.model import JobView
+from spottrain_operator.core.trouble import Trouble
 from spottrain_operator.core.workloads import (
     CreateWorkload,
     DeleteWorkload,
@@ -14,13 +15,13 @@ from spottrain_operator.core.workloads import (
     QueueView,
     ReadyWorkload,
     ReleaseWorkload,
-    Trouble,
     WorkloadAction,
 )
 from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.errors import AlreadyExistsError, NotFoundError, RefusedError
 from spottrain_operator.kube.identities import JobKey
-from spottrain_operator.kube.resources import DEFINITIONS, WORKLOADS, Manifest
+from spottrain_operator.kube.resources import WORKLOADS, Manifest
+from spottrain_operator.objects.installed import definition_of, served_versions
 from spottrain_operator.objects.placement import DEFAULT_SITE, Site
 from spottrain_operator.objects.workloads import (
     content_of,
@@ -32,7 +33,6 @@ from spottrain_operator.objects.workloads import (
     workload_view,
 )
 
-DEFINITION = f"{WORKLOADS.plural}.{WORKLOADS.group}"
 OLDEST_KUEUE = "0.15"
 
 
@@ -133,18 +133,17 @@ class Queues:
 
     async def _missing(self) -> Trouble:
         """Why there is no such resource."""
-        definition = await self._cluster.get(DEFINITIONS, DEFINITION)
-        if definition is None:
+        versions = await served_versions(self._cluster, WORKLOADS)
+        if not versions:
             return Trouble(
                 reason=ConditionReason.KUEUE_MISSING,
                 message=f"Kueue is not installed in this cluster: install version {OLDEST_KUEUE} or newer, or remove "
                 f"the job's label {LABEL_QUEUE} to run it without a queue",
             )
-        versions = [each["name"] for each in definition["spec"]["versions"] if each["served"]]
         return Trouble(
             reason=ConditionReason.KUEUE_TOO_OLD,
-            message=f"this cluster's Kueue serves {DEFINITION} in {', '.join(versions)}, and spottrain needs "
-            f"{WORKLOADS.version}: install Kueue {OLDEST_KUEUE} or newer",
+            message=f"this cluster's Kueue serves {definition_of(WORKLOADS)} in {', '.join(versions)}, and "
+            f"spottrain needs {WORKLOADS.version}: install Kueue {OLDEST_KUEUE} or newer",
         )
 
 

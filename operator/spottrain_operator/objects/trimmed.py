@@ -20,6 +20,7 @@ from spottrain_api.contract.names import (
     LABEL_CAPACITY_TYPE,
     LABEL_JOB,
     LABEL_JOB_UID,
+    LABEL_NAMESPACE,
     LABEL_SEQUENCE,
     LABEL_TEMPLATE_HASH,
 )
@@ -97,10 +98,10 @@ def trimmed_node(node: Manifest) -> Manifest:
 
 
 def job_indices(item: Manifest) -> Iterable[tuple[str, ...]]:
-    """An object is found by its job's name."""
-    meta = item["metadata"]
-    if LABEL_JOB in meta.get("labels", {}):
-        yield (LABEL_JOB, meta["namespace"], meta["labels"][LABEL_JOB])
+    """An object is found by its job's namespace and name."""
+    labels = item["metadata"].get("labels", {})
+    if LABEL_JOB in labels:
+        yield (LABEL_JOB, item["metadata"].get("namespace") or labels.get(LABEL_NAMESPACE, ""), labels[LABEL_JOB])
 
 
 def pod_indices(pod: Manifest) -> Iterable[tuple[str, ...]]:

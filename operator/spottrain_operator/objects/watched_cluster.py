@@ -9,10 +9,11 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import TypeVar
 
-from spottrain_api.contract.names import LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
+from spottrain_api.contract.names import LABEL_JOB, LABEL_MANAGED_BY, LABEL_NAMESPACE, MANAGED_BY
 from spottrain_operator.kube.cache import Change, ObjectCache
 from spottrain_operator.kube.cluster import ALL, Cluster, Fields, Keep, Labels, Listing, WatchEvent, as_it_is, is_gone
 from spottrain_operator.kube.errors import (
@@ -23,8 +24,9 @@ from spottrain_operator.kube.errors import (
     RefusedError,
 )
 from spottrain_operator.kube.identities import JobKey
-from spottrain_operator.kube.resources import JOBS, NODES, PODS, WORKLOADS, Manifest, Resource
+from spottrain_operator.kube.resources import JOBS, NODE_POOLS, NODES, PODS, WORKLOADS, Manifest, Resource
 from spottrain_operator.objects.kept_away import TAINTED, node_indices
+from spottrain_operator.objects.node_pools import trimmed_node_pool
 from spottrain_operator.objects.observe import sequence_of
 from spottrain_operator.objects.trimmed import job_indices, pod_indices, trimmed_job, trimmed_node, trimmed_pod
 from spottrain_operator.objects.workloads import trimmed_workload
@@ -39,7 +41,9 @@ MISSING_SECONDS = 30.0
 SHORTEST_WATCH_SECONDS = 1.0
 # What the caches hold. A pod that names no job, or an empty one, is somebody else's.
 OURS: Labels = {LABEL_MANAGED_BY: MANAGED_BY, LABEL_JOB: None}
-WATCHED: Mapping[Resource, Labels] = {NODES: ALL, JOBS: ALL, PODS: OURS, WORKLOADS: OURS}
+WATCHED: Mapping[Resource, Labels] = {NODES: ALL, JOBS: ALL, PODS: OURS, WORKLOADS: OURS, NODE_POOLS: OURS}
+# A cluster may not have these.
+OPTIONAL: Mapping[Resource, Keep] = {WORKLOADS: trimmed_workload, NODE_POOLS: trimmed_node_pool}
 
 OnChange = Callable[[Resource, Change], None]
 Watch = Callable[[int], AsyncIterator[WatchEvent]]
@@ -65,11 +69,16 @@ class WatchedCluster:
         cluster: Fills the caches, writes, and reads what no cache holds.
         on_change: Called with each change, except about the status that this client writes itself.
         watch_jobs: Watches the jobs in the cluster's place.
-        uses_kueue: Whether to watch Workloads, too. Nobody waits for them: a cluster may not have the resource.
+        optional: What to watch, too, of what a cluster may not have. Nobody waits for it.
     """
 
     def __init__(
-        self, cluster: Cluster, on_change: OnChange, *, watch_jobs: Watch | None = None, uses_kueue: bool = False
+        self,
+        cluster: Cluster,
+        on_change: OnChange,
+        *,
+        watch_jobs: Watch | None = None,
+        optional: Collection[Resource] = (),
     ) -> None:
         self._cluster = cluster
         self._on_change = on_change
@@ -81,13 +90,12 @@ class WatchedCluster:
         self._nodes = ObjectCache(
             trim=trimmed_node, index=node_indices, on_change=lambda change: on_change(NODES, change)
         )
-        self._workloads = ObjectCache(
-            trim=trimmed_workload, index=job_indices, on_change=lambda change: on_change(WORKLOADS, change)
-        )
-        self._knows_workloads: bool | None = None  # None: not yet. False: there is no such resource
-        self._caches = {NODES: self._nodes, JOBS: self._jobs, PODS: self._pods}
-        if uses_kueue:
-            self._caches[WORKLOADS] = self._workloads
+        self._optional = {
+            each: ObjectCache(trim=OPTIONAL[each], index=job_indices, on_change=partial(on_change, each))
+            for each in optional
+        }
+        self._has: dict[Resource, bool] = {}  # whether the cluster has a resource, once that is known
+        self._caches = {NODES: self._nodes, JOBS: self._jobs, PODS: self._pods, **self._optional}
         self._unsure_jobs: set[JobKey] = set()
         self._unsure_pods: set[JobKey] = set()
         self._specs: dict[JobKey, tuple[SpecVersion, Manifest]] = {}
@@ -104,7 +112,7 @@ class WatchedCluster:
 
         async def wait() -> None:
             for resource, each in synced.items():
-                if resource != WORKLOADS:
+                if resource not in OPTIONAL:
                     await each.wait()
             self._is_synced = True
             is_synced.set()
@@ -125,7 +133,7 @@ class WatchedCluster:
                 if version is None:
                     version = await self._fill(resource)
                     is_synced.set()
-                    self._knows_workloads = self._knows_workloads or resource == WORKLOADS
+                    self._has[resource] = True
                 async for event in self.watch(resource, version, labels=WATCHED[resource]):
                     cache.apply(event)
                     version = event.version
@@ -133,9 +141,9 @@ class WatchedCluster:
                 logger.info("the %s are listed again: %s", resource, error)
                 version = None
             except ClusterError as error:
-                is_missing = resource == WORKLOADS and isinstance(error, NotFoundError)
+                is_missing = resource in OPTIONAL and isinstance(error, NotFoundError)
                 if is_missing:
-                    version, self._knows_workloads = None, False
+                    version, self._has[resource] = None, False
                 logger.warning("the %s can't be watched; retrying: %s", resource, error)
                 await asyncio.sleep(MISSING_SECONDS if is_missing else error.retry_after or 0.0)
             if version != before or time.monotonic() - begun > SHORTEST_WATCH_SECONDS:
@@ -165,9 +173,12 @@ class WatchedCluster:
         """The nodes with taints that may keep pods away that ask for their labels."""
         return self._nodes.found_by(TAINTED)
 
-    def jobs_with_pods(self) -> set[JobKey]:
-        """The jobs of which there are pods, whether or not there are the jobs."""
-        return {JobKey(namespace=index[1], name=index[2]) for index in self._pods.indices if index[0] == LABEL_JOB}
+    def jobs_that_left_something(self) -> set[JobKey]:
+        """The jobs of which there are pods or NodePools, whether or not there are the jobs."""
+        indices = [*self._pods.indices]
+        if NODE_POOLS in self._optional:
+            indices += self._optional[NODE_POOLS].indices
+        return {JobKey(namespace=index[1], name=index[2]) for index in indices if index[0] == LABEL_JOB}
 
     # --- reads --------------------------------------------------------------------------------------------
 
@@ -197,11 +208,12 @@ class WatchedCluster:
             return Listing(items=map(keep, pods), version=self._pods.version)
         if resource == JOBS and not (namespace or labels or fields):
             return Listing(items=map(keep, self._jobs.all()), version=self._jobs.version)
-        if resource == WORKLOADS and self._knows_workloads is False:
-            raise NotFoundError("the cluster has no Workloads")
-        if resource == WORKLOADS and namespace and job and self._knows_workloads:
-            found = self._workloads.found_by((LABEL_JOB, namespace, job))
-            return Listing(items=map(keep, found), version=self._workloads.version)
+        if self._has.get(resource) is False:
+            raise NotFoundError(f"the cluster has no {resource}")
+        of_job = namespace or labels.get(LABEL_NAMESPACE)
+        if resource in self._optional and self._has.get(resource) and of_job and job:
+            cache = self._optional[resource]
+            return Listing(items=map(keep, cache.found_by((LABEL_JOB, of_job, job))), version=cache.version)
         return await self._cluster.list(resource, namespace=namespace, labels=labels, fields=fields, keep=keep)
 
     def watch(self, resource: Resource, version: int, *, labels: Labels = ALL) -> AsyncIterator[WatchEvent]:
@@ -269,8 +281,8 @@ class WatchedCluster:
     # --- writes -------------------------------------------------------------------------------------------
 
     async def create(self, resource: Resource, manifest: Manifest) -> Manifest:
-        if resource == WORKLOADS:
-            return self._written_workload(await self._cluster.create(WORKLOADS, manifest))
+        if resource in self._optional:
+            return self._written(resource, await self._cluster.create(resource, manifest))
         if resource != PODS:
             return await self._cluster.create(resource, manifest)
         answer = await _or_unsure(self._cluster.create(PODS, manifest), self._unsure_pods, job_of(manifest))
@@ -293,8 +305,8 @@ class WatchedCluster:
 
     async def replace(self, resource: Resource, manifest: Manifest, *, subresource: str = "") -> Manifest:
         replacing = self._cluster.replace(resource, manifest, subresource=subresource)
-        if resource == WORKLOADS:
-            return self._written_workload(await replacing)
+        if resource in self._optional:
+            return self._written(resource, await replacing)
         if resource != JOBS:
             return await replacing
         key = JobKey.of(manifest)
@@ -318,9 +330,9 @@ class WatchedCluster:
         deleting = self._cluster.delete(resource, name, namespace=namespace, uid=uid, grace_seconds=grace_seconds)
         if resource == JOBS:
             self._unsure_jobs.add(JobKey(namespace, name))  # the answer doesn't say whether it is gone
-        if resource == WORKLOADS:
+        if resource in self._optional:
             gone = await deleting
-            self._workloads.deleted((namespace, name), uid)
+            self._optional[resource].deleted((namespace, name), uid)
             return gone
         if resource != PODS:
             return await deleting
@@ -334,9 +346,9 @@ class WatchedCluster:
             self._pods.written(answer)
         return answer
 
-    def _written_workload(self, workload: Manifest) -> Manifest:
-        self._workloads.written(workload, report=False)
-        return workload
+    def _written(self, resource: Resource, item: Manifest) -> Manifest:
+        self._optional[resource].written(item, report=False)
+        return item
 
 
 def _spec_version(job: Manifest) -> SpecVersion:
@@ -348,10 +360,11 @@ def _last_sequence(job: Manifest) -> int:
     return int((job.get("status") or {}).get("lastSequence", 0))
 
 
-def job_of(pod: Manifest) -> JobKey:
-    """The job whose label the pod bears."""
-    meta = pod["metadata"]
-    return JobKey(namespace=meta["namespace"], name=meta["labels"].get(LABEL_JOB, ""))
+def job_of(item: Manifest) -> JobKey:
+    """The job whose labels the object bears."""
+    meta = item["metadata"]
+    namespace = meta.get("namespace") or meta["labels"].get(LABEL_NAMESPACE, "")
+    return JobKey(namespace=namespace, name=meta["labels"].get(LABEL_JOB, ""))
 
 
 async def _or_unsure(writing: Awaitable[Answer], unsure: set[JobKey], key: JobKey) -> Answer:
