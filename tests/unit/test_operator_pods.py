@@ -184,7 +184,9 @@ def test_on_demand_nodes_take_on_demand_pods_only(provider: str) -> None:
 
 def test_every_known_label_of_spot_nodes_is_a_term_and_a_toleration() -> None:
     manifest = pod(spec(), CapacityType.SPOT)
-    assert sorted((each["key"], *each["values"]) for [each] in terms(manifest)) == sorted(SPOT_LABELS.items())
+    of_templates = [("capacityType", "SPOT")]
+    found = sorted((each["key"], *each["values"]) for [each] in terms(manifest))
+    assert found == sorted([*SPOT_LABELS.items(), *of_templates])
     tolerated = {each["key"] for each in manifest["spec"]["tolerations"]}
     assert tolerated == {*SPOT_LABELS, "nvidia.com/gpu"}
     assert {each["key"] for each in pod(spec(), CapacityType.ON_DEMAND)["spec"]["tolerations"]} == {"nvidia.com/gpu"}

@@ -83,6 +83,9 @@ def announcing_labels(labels: Mapping[str, str]) -> dict[str, MarkMeaning]:
 
 
 EKS_CAPACITY_TYPE = "eks.amazonaws.com/capacityType"
+# What the cluster autoscaler says in its place of a managed node group that has no node yet. No node has it.
+# https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/cloudprovider/aws/aws_wrapper.go
+EKS_TEMPLATE_CAPACITY_TYPE = "capacityType"
 KARPENTER_CAPACITY_TYPE = "karpenter.sh/capacity-type"
 KARPENTER_NODE_POOL = "karpenter.sh/nodepool"
 GKE_SPOT = "cloud.google.com/gke-spot"

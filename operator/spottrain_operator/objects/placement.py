@@ -17,6 +17,7 @@ from spottrain_api.contract.names import LABEL_JOB_UID, WATCHER_PORT
 from spottrain_api.contract.nodes import (
     AKS_PRIORITY,
     EKS_CAPACITY_TYPE,
+    EKS_TEMPLATE_CAPACITY_TYPE,
     GKE_PREEMPTIBLE,
     GKE_SPOT,
     KARPENTER_CAPACITY_TYPE,
@@ -75,6 +76,17 @@ TERMS: dict[tuple[PoolProvider, PoolType], tuple[Term, ...]] = {
     ),
     (PoolProvider.TOGETHER, PoolType.SPOT): _spot(TOGETHER_COMPUTE_CLASS),
     (PoolProvider.TOGETHER, PoolType.ON_DEMAND): (_no_spot(TOGETHER_COMPUTE_CLASS),),
+}
+
+# What an autoscaler says of nodes that it could make, where it differs from what they say once they are there.
+# Without these terms, a group without a node would never get one.
+TEMPLATES: dict[tuple[PoolProvider, PoolType], tuple[Term, ...]] = {
+    (PoolProvider.EKS, kind): ((_in(EKS_TEMPLATE_CAPACITY_TYPE, value),),)
+    for kind, value in (
+        (PoolType.SPOT, "SPOT"),
+        (PoolType.ON_DEMAND, "ON_DEMAND"),
+        (PoolType.RESERVED, "CAPACITY_BLOCK"),
+    )
 }
 
 # Most providers taint GPU nodes.
@@ -246,7 +258,8 @@ def _pools(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None)
 
 def _pool_terms(pool: Pool) -> list[Term]:
     own = tuple(_in(key, value) for key, value in sorted((pool.node_selector or {}).items()))
-    return [preset + own for preset in TERMS.get((pool.provider, pool.capacity_type), ((),))]
+    key = (pool.provider, pool.capacity_type)
+    return [preset + own for preset in (*TERMS.get(key, ((),)), *TEMPLATES.get(key, ()))]
 
 
 def _terms_of_all(capacity_type: CapacityType, site: Site) -> list[Term]:
@@ -256,7 +269,7 @@ def _terms_of_all(capacity_type: CapacityType, site: Site) -> list[Term]:
     """
     known = [
         term
-        for (_, kind), terms in TERMS.items()
+        for (_, kind), terms in (*TERMS.items(), *TEMPLATES.items())
         for term in terms
         if kind == capacity_type.value and any(each["operator"] != "NotIn" for each in term)
     ]
