@@ -110,7 +110,7 @@ coverage test-nightly rehearse kill-points: export SPOTTRAIN_SEED ?= random
 coverage: $(STAMP) all-binaries prometheus azurite kueue-crds karpenter-crds ## Run the tests of `make test`, and show what none of them reaches.
 	$(PYTEST) -m 'not nightly' --cov
 
-test-nightly: $(STAMP) all-binaries kueue azurite ## Run the tests that `make test` leaves out: long ones, and further variants.
+test-nightly: $(STAMP) all-binaries kueue karpenter azurite ## Run the tests that `make test` leaves out: long ones, and further variants.
 	$(PYTEST) -m nightly
 
 test-containers: $(STAMP) all-binaries ## Run the tests of `local up --runtime podman`. They need root and podman, and fail without.
@@ -118,6 +118,9 @@ test-containers: $(STAMP) all-binaries ## Run the tests of `local up --runtime p
 
 test-queues: $(STAMP) all-binaries kueue ## Run the tests of queues with the real Kueue, which are nightly ones. Builds it once.
 	$(BIN)/python -m pytest -n0 tests/e2e/test_queues.py
+
+test-karpenter: $(STAMP) all-binaries karpenter ## Run the tests of node pools with the real Karpenter, which are nightly ones. Builds it once.
+	$(BIN)/python -m pytest -n0 tests/e2e/test_karpenter.py
 
 test-clients: $(STAMP) all-binaries ## Run the e2e tests of public Kubernetes clients on a local cluster. Fetches them first.
 	$(BIN)/python tests/clients/run.py $(SUITES)
