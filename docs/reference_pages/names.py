@@ -74,7 +74,8 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (
         ANNOTATION_DO_NOT_DISRUPT,
         "annotation of pods",
-        "`true` on a member's pod: Karpenter doesn't consolidate its node. The operator removes it on a notice. "
+        "`true` on a member's pod: Karpenter doesn't consolidate its node. `10m` on a new pod: Karpenter 1.12 or "
+        "newer doesn't for ten minutes. The operator removes it on a notice. "
         "`podTemplate.annotations` takes precedence.",
     ),
     (

@@ -1,7 +1,4 @@
-"""Members ask autoscalers to leave their nodes alone until a notice comes.
-
-No other pods do so.
-"""
+"""Members ask autoscalers to leave their nodes alone until a notice comes, and new pods for some minutes."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from scene import ENDED, NOW, Change, Scene, notice, pod, training_job, waiting_job
-from spottrain_operator.core.model import PROTECTION, AnnotatePod
+from spottrain_operator.core.model import PROTECTION, STARTING, AnnotatePod
 from spottrain_operator.core.timing import DEFAULT_TIMING
 
 KARPENTER, AUTOSCALER = "karpenter.sh/do-not-disrupt", "cluster-autoscaler.kubernetes.io/safe-to-evict"
@@ -38,7 +35,7 @@ def test_members_are_protected_once() -> None:
     assert annotated(scene.decided()) == {}
 
 
-@pytest.mark.parametrize(
+GOES = pytest.mark.parametrize(
     "goes",
     [
         lambda scene: scene.says(4, notices=(notice(4),)),
@@ -49,6 +46,9 @@ def test_members_are_protected_once() -> None:
     ],
     ids=["the agent's", "the node's", "a taint", "the node is deleted", "an eviction"],
 )
+
+
+@GOES
 def test_a_notice_ends_it_for_its_pod_alone(goes: Change) -> None:
     assert annotated(goes(training_job())) == {"job-4": REMOVED}
 
@@ -70,6 +70,26 @@ def test_pods_that_wait_for_a_generation_ask_for_nothing() -> None:
     one_more = training_job(nodes={"min": 2, "max": 5}).with_pod(pod(5))
     assert annotated(one_more) == {}
     assert annotated(waiting_job(1)) == {}
+
+
+def starting(scene: Scene, *sequences: int) -> Scene:
+    """These pods are as they were created."""
+    for sequence in sequences:
+        scene = scene.pod(sequence, protection=STARTING)
+    return scene
+
+
+def test_a_new_pods_node_stays_for_some_minutes_and_a_members_until_a_notice() -> None:
+    assert STARTING == {KARPENTER: "10m"}
+    assert annotated(starting(waiting_job(1), 1)) == {}
+    assert annotated(starting(training_job(), 4)) == {"job-4": PROTECTION}
+    one_more = training_job(nodes={"min": 2, "max": 5}).with_pod(pod(5))
+    assert annotated(starting(one_more, 5)) == {}
+
+
+@GOES
+def test_a_notice_ends_it_for_a_new_pod_too(goes: Change) -> None:
+    assert annotated(starting(goes(training_job()), 4)) == {"job-4": {KARPENTER: None}}
 
 
 def test_members_keep_it_between_generations_and_those_that_are_left_out_lose_it() -> None:

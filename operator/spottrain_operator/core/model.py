@@ -28,6 +28,9 @@ FAILED_STARTS = frozenset({"StartError", "ContainerCannotRun"})
 CANNOT_START = frozenset(WaitingReason)
 # Annotations by which autoscalers leave a pod's node alone.
 PROTECTION: Mapping[str, str] = {ANNOTATION_DO_NOT_DISRUPT: "true", ANNOTATION_SAFE_TO_EVICT: "false"}
+# What Karpenter reads on a new pod: its node stays for so long from the pod's start, and then it may go, also if no
+# operator is there. Karpenter before 1.12 ignores a duration.
+STARTING: Mapping[str, str] = {ANNOTATION_DO_NOT_DISRUPT: "10m"}
 # Number of membership changes that the status keeps.
 MAX_TRANSITIONS = 50
 

@@ -32,6 +32,7 @@ from spottrain_api.contract.names import (
 from spottrain_api.v1alpha1.pod_template import PodTemplate
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.facts.pools import pool_hash
+from spottrain_operator.core.model import STARTING
 from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.resources import PODS, Manifest
 from spottrain_operator.objects.containers import beside, needs_tmp, trainer
@@ -165,7 +166,7 @@ def build_pod(
 def _annotations(template: PodTemplate) -> dict[str, str]:
     preset = preset_of(template.network)
     network = dict(preset.annotations) if preset is not None else {}
-    return _no_mesh(NO_MESH_ANNOTATIONS, template) | template.annotations | network
+    return {**STARTING, **_no_mesh(NO_MESH_ANNOTATIONS, template), **template.annotations, **network}
 
 
 def _pool_annotations(spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None) -> dict[str, str]:
