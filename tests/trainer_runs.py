@@ -172,6 +172,7 @@ class Run:
             "order": None,
             "shards": None,
             "streams": None,
+            "num_workers": None,
             "export_first": False,
             "uri": self.uri or f"file://{self.folder}/checkpoints",
             "endpoint_url": self.endpoint_url,

@@ -10,6 +10,7 @@ import torch
 
 import script_orders
 from shard_corpus import corpus, write_corpus
+from spottrain.data import Mixture, Streams
 from spottrain.data.audit import read_audit
 from spottrain.data.batches import Batches
 from spottrain.data.order import DataOrder, Permutation
@@ -126,6 +127,32 @@ def test_streams_are_read_in_one_order_by_any_number_of_ranks(tmp_path: Path, fo
     for each, value in resized.parameters().items():
         torch.testing.assert_close(value, steady.parameters()[each], rtol=1e-4, atol=1e-5)
     order = StreamOrder(streams=4, seed=5, shuffle=True, global_batch=GLOBAL_BATCH, window=1)
+    assert read_audit(resized.folder / "audit").problems(STEPS, order=order) == []
+
+
+def test_a_mixture_is_read_in_one_order_whichever_of_its_processes_is_killed(tmp_path: Path, fork: Any) -> None:
+    uri = write_corpus(tmp_path / "corpus", script_orders.NUM_SAMPLES, width=8)
+    settings = {"shards": uri, "cache_bytes": 1 << 20, "streams": 4, "num_workers": 1, "step_loss": True}
+    steady = Run(tmp_path / "steady", fork, settings=settings)
+    steady.generate(1)
+    assert_succeeded(steady)
+
+    resized = Run(tmp_path / "resized", fork, settings=settings)
+    resized.generate(2, {1: {1: "vanish fetch-ahead", 3: "drain"}})
+    assert_drained(resized)
+    resized.generate(3, {2: {6: "kill"}})
+    resized.generate(2, {0: {8: "kill worker"}})
+    assert resized.outcomes[0] is not None
+    assert resized.outcomes[0].failure is not None
+    assert resized.outcomes[0].failure.message.startswith("DataLoader worker")
+    resized.generate(1)
+    assert_succeeded(resized)
+
+    losses = resized.step_losses()
+    assert losses == pytest.approx({step: steady.step_losses()[step] for step in losses}, rel=1e-3)
+    shards = corpus(uri, tmp_path / "cache", 1 << 20)
+    data = Mixture({"shards": (shards, 2), "streams": (Streams(lambda *_: (), streams=4), 1)})
+    order = data.order(seed=5, shuffle=True, global_batch=GLOBAL_BATCH)
     assert read_audit(resized.folder / "audit").problems(STEPS, order=order) == []
 
 

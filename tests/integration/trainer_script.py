@@ -5,6 +5,7 @@ RANK_SETTINGS comes from the test.
 
 import json
 import math
+import multiprocessing
 import os
 import signal
 import time
@@ -27,7 +28,7 @@ from spottrain.checkpoint.format.head import read_head  # noqa: E402
 from spottrain.checkpoint.saving.writer import start_writer  # noqa: E402
 from spottrain.checkpoint.stores.file_storage import FileStorage  # noqa: E402
 from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
-from spottrain.data import Streams  # noqa: E402
+from spottrain.data import Mixture, Streams  # noqa: E402
 from spottrain.loop import stopping  # noqa: E402
 from spottrain.world import listener, stop_point  # noqa: E402
 from spottrain_api.contract.configuration import DrainRequest  # noqa: E402
@@ -134,6 +135,18 @@ def await_all(names: list[str]) -> None:
         {"heard": await_hearing, "committed": await_next_commit}[name]()
 
 
+def kill(*names: str) -> None:
+    """Kill this rank, or a process of it: "worker", which reads data ahead, or "fetch-ahead", of shards."""
+    pids = [
+        each.pid
+        for each in set(multiprocessing.active_children()) - others
+        if ("fetch-ahead" if each.name == "fetch-ahead" else "worker") in names
+    ]
+    [pid] = pids if names else [os.getpid()]
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
 def strike(step: int, place: str = "") -> None:
     """What the test wants to happen on this rank in the middle of this step, at a place in it."""
     if not place:
@@ -148,10 +161,10 @@ def strike(step: int, place: str = "") -> None:
             await_commit()
         case ["sigterm"]:
             os.kill(os.getpid(), signal.SIGTERM)
-        case ["kill" | "vanish" as how]:
+        case ["kill" | "vanish" as how, *names]:
             if how == "kill":
                 await_commit()
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill(*names)
         case ["raise"]:
             await_commit()
             raise ValueError("the loss is purple")
@@ -204,13 +217,15 @@ start_writer()  # as the agent does
 model = Model(RANK_SETTINGS["width"], RANK_SETTINGS["dropout"], has_norm=RANK_SETTINGS["has_norm"])
 model.blocks.requires_grad_(not RANK_SETTINGS["frozen"])
 seen = Seen()
+others = set(multiprocessing.active_children())  # the writer of checkpoints
 with spottrain.session() as session:
     if (num_streams := RANK_SETTINGS["streams"]) is not None:
         of_index = dataset
         dataset = Streams(lambda stream, number: iter(of_index[stream::num_streams]), streams=num_streams)
     if RANK_SETTINGS["shards"]:
         cache = Path(f"{RANK_SETTINGS['result']}-cache-{session.rank}")
-        dataset = corpus(RANK_SETTINGS["shards"], cache, RANK_SETTINGS["cache_bytes"])
+        in_shards = corpus(RANK_SETTINGS["shards"], cache, RANK_SETTINGS["cache_bytes"])
+        dataset = in_shards if num_streams is None else Mixture({"shards": (in_shards, 2), "streams": (dataset, 1)})
     training = session.prepare(
         model,
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
@@ -218,6 +233,7 @@ with spottrain.session() as session:
         dataset=dataset,
         clip_grad_norm=5.0,
         stateful={"seen": seen},
+        num_workers=RANK_SETTINGS["num_workers"],
         order=getattr(script_orders, RANK_SETTINGS["order"]) if RANK_SETTINGS["order"] else None,
     )
     if RANK_SETTINGS["export_first"]:
