@@ -113,6 +113,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "capacity.pools: all spot pools have weight 0, so that no pod could be placed",
     ),
     (
+        "two-prices-of-a-pool",
+        {
+            "capacity": {
+                "pools": [
+                    {"name": "a", "capacityType": "spot", "provider": "eks", "pricePerHour": 1},
+                    {"name": "a", "capacityType": "spot", "provider": "eks", "pricePerHour": 2},
+                ]
+            }
+        },
+        "capacity.pools: two pools of a type have the same name",
+    ),
+    (
         "negative-weight",
         {"capacity": {"pools": [{"name": "a", "capacityType": "spot", "provider": "eks", "weight": -1}]}},
         "weight in body should be greater than or equal to 0",
@@ -350,6 +362,8 @@ BAD_PROFILES: list[tuple[str, dict[str, Any], str]] = [
         {"capacity": {"pools": [{"name": "a", "capacityType": "spot", "provider": "custom"}]}},
         "capacity.pools: a pool with provider custom needs a nodeSelector that finds its nodes",
     ),
+    ("two-of-a-name", {"capacity": {"pools": [RESERVED, RESERVED]}}, "two pools of a type have the same name"),
+    ("weight-zero", {"capacity": {"pools": [RESERVED | {"weight": 0}]}}, "reserved pools have weight 0"),
     ("currency", {"capacity": {"currency": "euro"}}, "spec.capacity.currency in body should match"),
 ]
 

@@ -251,7 +251,10 @@ class Pool(Resource):
     name: Annotated[
         Line,
         Field(
-            min_length=1, max_length=253, description="Name of the pool, for the pods' annotation spottrain.dev/pool."
+            min_length=1,
+            max_length=253,
+            description="Name of the pool, for the pods' annotation spottrain.dev/pool. Two pools of a type can't "
+            "have the same.",
         ),
     ]
     capacity_type: PoolType
@@ -303,6 +306,24 @@ class Pool(Resource):
 
 # The pools of a type all have weight 0.
 _UNUSED = "self.pools.exists(pool, {0}) && !self.pools.exists(pool, {0} && (!has(pool.weight) || pool.weight > 0))"
+_KINDS = (("spot", "pool.capacityType == 'spot'"), ("on-demand and reserved", "pool.capacityType != 'spot'"))
+# What holds of the pools of a job and of a profile.
+POOL_RULES = (
+    *(
+        (
+            f"!has(self.pools) || !({_UNUSED.format(of_kind)})",
+            f"capacity.pools: all {kind} pools have weight 0, so that no pod could be placed; give one a weight "
+            "of 1 or more",
+        )
+        for kind, of_kind in _KINDS
+    ),
+    (
+        "!has(self.pools) || self.pools.all(a, self.pools.exists_one(b, a.name == b.name && "
+        "(a.capacityType == 'spot') == (b.capacityType == 'spot')))",
+        "capacity.pools: two pools of a type have the same name, and the second one's nodes and price would not "
+        "count; rename one of them, or remove it",
+    ),
+)
 
 
 class Capacity(Resource):
@@ -325,17 +346,7 @@ class Capacity(Resource):
             "capacity.finishBy needs on-demand nodes if there is no time left to wait for spot nodes, and "
             "capacity.pools has none; add an on-demand pool",
         ),
-        *(
-            (
-                f"!has(self.pools) || !({_UNUSED.format(of_kind)})",
-                f"capacity.pools: all {kind} pools have weight 0, so that no pod could be placed; give one a weight "
-                "of 1 or more",
-            )
-            for kind, of_kind in (
-                ("spot", "pool.capacityType == 'spot'"),
-                ("on-demand and reserved", "pool.capacityType != 'spot'"),
-            )
-        ),
+        *POOL_RULES,
     )
 
     on_demand: OnDemandCapacity = OnDemandCapacity()

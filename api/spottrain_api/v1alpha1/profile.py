@@ -8,7 +8,7 @@ from pydantic import Field
 
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.settings.resource import Line, Resource
-from spottrain_api.v1alpha1.capacity import MAX_MEMBERS, Capacity, Nodes, Pool
+from spottrain_api.v1alpha1.capacity import MAX_MEMBERS, POOL_RULES, Capacity, Nodes, Pool
 from spottrain_api.v1alpha1.pod_template import Toleration
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_runtime.wording import listed
@@ -39,6 +39,8 @@ class SpotPrice(Resource):
 
 class ProfileCapacity(Resource):
     """Pools for jobs that have none, and prices for jobs that give none."""
+
+    cel_rules = POOL_RULES
 
     on_demand: OnDemandPrice = OnDemandPrice()
     spot: SpotPrice = SpotPrice()
