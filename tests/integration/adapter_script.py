@@ -146,7 +146,7 @@ def train_with_transformers(
 
     optimizer = make_optimizer(model)
     misused_arguments: dict[str, dict[str, Any]] = {
-        "order": {"train_sampling_strategy": "group_by_length"},
+        "order": {"train_sampling_strategy": "batch_rebalance"},
         "drop last": {"dataloader_drop_last": True, "data_seed": 3},
     }
     args = TrainingArguments(

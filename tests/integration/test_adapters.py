@@ -190,8 +190,8 @@ def test_what_a_framework_decides_itself_is_refused_in_the_job(loop: str, tmp_pa
 @pytest.mark.parametrize(
     ("loop", "misuse", "sentence"),
     [
-        ("transformers", "order", "for train_sampling_strategy one of random, sequential"),
-        ("transformers", "sampler", "Repeating brings an order of samples of its own (_get_train_sampler)"),
+        ("transformers", "order", "for train_sampling_strategy one of random, sequential, group_by_length"),
+        ("transformers", "sampler", "RepeatingTrainer brings an order of samples of its own (_get_train_sampler)"),
         ("transformers", "drop last", "dataloader_drop_last, data_seed of TrainingArguments can't be followed"),
         ("transformers", "loader", "dataset is a DataLoader"),
         ("lightning", "manual", "spottrain's strategy for Lightning needs automatic optimization"),

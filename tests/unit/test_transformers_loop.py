@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
@@ -121,14 +121,34 @@ def test_a_subclass_whose_methods_only_call_those_of_the_trainer_trains(tmp_path
     assert torch.equal(ours.model.linear.weight, plain.model.linear.weight)
 
 
-class InTurn(Trainer):  # type: ignore[misc]
+class InTurn(SpottrainTrainer):
     def _get_train_sampler(self, *_: Any) -> Any:
         return SequentialSampler(self.train_dataset)
 
 
-class WithReplacement(Trainer):  # type: ignore[misc]
+class WithReplacement(SpottrainTrainer):
     def _get_train_sampler(self, *_: Any) -> Any:
         return RandomSampler(self.train_dataset, replacement=True)
+
+
+class Turned(SpottrainTrainer):
+    """Each epoch begins at another sample."""
+
+    def _get_train_sampler(self, *_: Any) -> Any:
+        number = len(self.train_dataset)
+        return DistributedSampler(self.train_dataset, num_replicas=1, rank=0, seed=number)
+
+
+class Continued(SpottrainTrainer):
+    """Its generator goes on from epoch to epoch, so that a resume would not know where it is."""
+
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return RandomSampler(self.train_dataset, generator=torch.Generator().manual_seed(3))
+
+
+class Repeated(SpottrainTrainer):
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return [0, 0, 1, 1]
 
 
 class Half(Trainer):  # type: ignore[misc]
@@ -141,7 +161,78 @@ class Reversed(SpottrainTrainer):
         return reversed(list(super().get_train_dataloader()))
 
 
-@pytest.mark.parametrize("other", [InTurn, WithReplacement, Half, Reversed])
+def labels(
+    kind: type[SpottrainTrainer], folder: Path, steps: int, *, global_batch: int = 2, strategy: str = "random"
+) -> list[list[float]]:
+    """The labels of the batch of each step of a generation, of lengths that differ."""
+    data = [{"x": torch.ones(1 + number % 4), "labels": torch.tensor(float(number))} for number in range(8)]
+    seen: list[list[float]] = []
+
+    def collate(items: list[dict[str, Any]]) -> dict[str, Any]:
+        seen.append([item["labels"].item() for item in items])
+        return {"x": torch.ones(len(items), 4), "labels": torch.ones(len(items))}
+
+    with spottrain.session(
+        global_batch=global_batch, micro_batch=global_batch, checkpoint_uri=f"file://{folder}/commits"
+    ) as session:
+        args = TrainingArguments(
+            str(folder),
+            max_steps=steps,
+            use_cpu=True,
+            report_to="none",
+            train_sampling_strategy=strategy,
+            dataloader_num_workers=0,
+            remove_unused_columns=False,
+        )
+        kind(
+            session=session,
+            model=Model(),
+            args=args,
+            train_dataset=data,
+            data_collator=collate,
+            processing_class=Names(),
+        ).train()
+    return seen
+
+
+class Names:
+    """Stands for a tokenizer, of which the Trainer asks the name of the input."""
+
+    model_input_names = ("x",)
+
+
+def test_samples_are_grouped_by_length_for_the_whole_batch(tmp_path: Path) -> None:
+    batches = labels(SpottrainTrainer, tmp_path, 4, strategy="group_by_length")
+    assert sorted(number for batch in batches for number in batch) == [*range(8)]
+    assert batches[0][0] % 4 == 3, "the longest one comes first"
+
+
+@pytest.mark.parametrize("kind", [InTurn, WithReplacement, Turned])
+def test_the_order_of_a_sampler_is_kept_and_resumed(kind: type[SpottrainTrainer], tmp_path: Path) -> None:
+    undisturbed = labels(kind, tmp_path / "once", 8)
+    assert labels(kind, tmp_path / "twice", 3) + labels(kind, tmp_path / "twice", 8) == undisturbed
+    if kind is InTurn:
+        assert undisturbed[:2] == [[0, 1], [2, 3]]
+    else:
+        assert undisturbed[:4] != undisturbed[4:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        (Continued, "order(0) returned another order when it was called again"),
+        (Repeated, "Repeated brings an order of samples of its own (_get_train_sampler), with 4 of them in an epoch"),
+    ],
+)
+def test_a_sampler_that_could_not_be_resumed_is_refused(
+    kind: type[SpottrainTrainer], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        labels(kind, tmp_path, 2)
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("other", [Half, Reversed])
 def test_a_subclass_with_an_order_of_its_own_is_refused_by_its_name(
     other: type[Trainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from transformers.optimization import GreedyLR
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
+from spottrain.adapters.samplers import ordering
 from spottrain.data import Mixture, Streams, random_state
 from spottrain.loop.acceptance import check_dataset
 from spottrain.loop.foreign_loop import ForeignLoop
@@ -35,10 +35,10 @@ from spottrain.world.failures import UserError
 
 # Fields of TrainerState that belong to the run. The others follow from the arguments of this generation.
 _OF_THE_RUN = ("epoch", "num_input_tokens_seen", "total_flos", "best_metric", "best_global_step")
-# Sampling strategies that the job can follow, and whether they shuffle.
-_SHUFFLES = {"random": True, "sequential": False}
-# Methods by which a subclass sets an order of its own, which would differ for every world size.
-_ORDERS = ("_get_train_sampler", "get_train_dataloader", "_get_dataloader")
+# Sampling strategies that the job can follow.
+_STRATEGIES = ("random", "sequential", "group_by_length")
+# Methods by which a subclass makes batches of its own, which would differ for every world size.
+_LOADERS = ("get_train_dataloader", "_get_dataloader")
 # Where the Trainer has the settings that a job cannot make under it.
 _ARGUMENTS = {
     "precision": "bf16 or fp16 in TrainingArguments",
@@ -112,10 +112,10 @@ class SpottrainTrainer(Trainer):
                 "SpottrainTrainer needs load_best_model_at_end False, because the checkpoints are the job's; "
                 "`spottrain checkpoints export` makes a model from one"
             )
-        if args.auto_find_batch_size or args.train_sampling_strategy not in _SHUFFLES:
+        if args.auto_find_batch_size or args.train_sampling_strategy not in _STRATEGIES:
             raise UserError(
                 "SpottrainTrainer needs auto_find_batch_size False, and for train_sampling_strategy one of "
-                f"{', '.join(_SHUFFLES)}, because the job decides batches and the order of the samples for every "
+                f"{', '.join(_STRATEGIES)}, because the job decides batches and the order of the samples for every "
                 "world size; set batch.micro in the job"
             )
         check_dataset(self.train_dataset)
@@ -144,7 +144,7 @@ class SpottrainTrainer(Trainer):
         Its methods are called, as they may only log and call those of the Trainer.
         """
         own = (SpottrainTrainer, Trainer)
-        brought = [(kind, name) for kind in type(self).__mro__ for name in _ORDERS if name in vars(kind)]
+        brought = [(kind, name) for kind in type(self).__mro__ for name in _LOADERS if name in vars(kind)]
         foreign = [(kind.__name__, name) for kind, name in brought if kind not in own]
         if foreign and not self._has_own_order():
             kind, name = foreign[0]
@@ -154,8 +154,18 @@ class SpottrainTrainer(Trainer):
                 "of a sample, and set train_sampling_strategy to sequential"
             )
 
+    def _whole_sampler(self) -> Any:
+        """The Trainer's sampler, as it is for one rank that computes the whole batch at once."""
+        args = self.args
+        own = args.per_device_train_batch_size, args.gradient_accumulation_steps
+        args.per_device_train_batch_size, args.gradient_accumulation_steps = self._session.batch_plan.global_batch, 1
+        try:
+            return self._get_train_sampler()
+        finally:
+            args.per_device_train_batch_size, args.gradient_accumulation_steps = own
+
     def _has_own_order(self) -> bool:
-        """Whether a subclass's methods give the sampler, the data set and the loader that the Trainer's give."""
+        """Whether a subclass's methods give the data set and the loader that the Trainer's give."""
         try:
             ours = self.get_train_dataloader()  # has not begun
         except AttributeError:  # it reads the data, which there are in training alone
@@ -170,7 +180,7 @@ class SpottrainTrainer(Trainer):
             self.train_dataset,
             "Training",
             self._train_batch_size,
-            sampler_fn=partial(Trainer._get_train_sampler, self),
+            sampler_fn=self._get_train_sampler,
             is_training=True,
         )
         del loaders[num_known:]  # the accelerator notes those that it prepares
@@ -218,7 +228,7 @@ class SpottrainTrainer(Trainer):
             scheduler=self.lr_scheduler,
             dataset=self.train_dataset,
             collate=self._get_collator_with_removed_columns(self.data_collator, description="training"),
-            shuffle=_SHUFFLES[self.args.train_sampling_strategy],
+            **ordering(self._whole_sampler(), len(self.train_dataset), type(self).__name__),
             num_workers=self.args.dataloader_num_workers,
             loader=self._loader(),
             records=self._records() | ({"scaler": scaler} if scaler is not None else {}),
