@@ -4,6 +4,7 @@ test_attach_ranks.py runs it as ranks. RANK_SETTINGS comes from the test. Each r
 """
 
 import json
+import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -62,6 +63,25 @@ def loop(name: str, *, steps: int, data: range | None = None, parts: dict[str, A
         run = session.attach(total=steps, **({"counts": []} if parts is None else parts))
         for _ in range(run.step, steps) if data is None else data:
             run.boundary(1.0)
+
+
+class _Said(logging.Handler):
+    """Lets the other rank know that this one has said that it waits."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "Rank 1 has left the loop after step 2, before the last one, and waits" in record.getMessage():
+            _get_default_store().set("waits", "")
+
+
+def waited_for(name: str) -> None:
+    """Both leave the loop after the same step, and rank 0 only after rank 1 has said that it waits."""
+    logging.getLogger("spottrain").addHandler(_Said())
+    with session_of(name) as session:
+        run = session.attach(total=9, counts=[])
+        run.boundary()
+        run.boundary()
+        if RANK == 0:
+            _get_default_store().wait(["waits"], timedelta(seconds=60))
 
 
 def caught(name: str) -> None:
@@ -133,6 +153,7 @@ CASES: dict[str, Callable[[str], None]] = {
     "prepared again": lambda _: shared("prepared", prepares=True, steps=6),
     "less data": partial(loop, steps=9, data=range(5 - RANK)),
     "left early": partial(loop, steps=9, data=range(9 - 7 * RANK)),
+    "waited for": waited_for,
     "caught": caught,
     "other names": lambda name: loop(name, steps=2, parts={f"of_{RANK}": []}),
     "other kinds": lambda name: loop(name, steps=2, parts={"seen": [] if RANK == 0 else 3}),

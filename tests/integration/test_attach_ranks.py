@@ -31,7 +31,7 @@ REFUSED = {
     )
     * 2,
 }
-ACCEPTED = ("a rank ahead", "taught", "prepared", "attached", "prepared again", "saved")
+ACCEPTED = ("a rank ahead", "taught", "prepared", "attached", "prepared again", "waited for", "saved")
 
 SCRIPT = Path(__file__).with_name("attach_script.py")
 

@@ -28,6 +28,10 @@ SOME_LEFT = (
     "{} left the loop after step {}, and {}. Let all ranks make the same number of steps. If one of them has less "
     "data, or leaves out a step after an exception, the others have to leave it out, too"
 )
+WAITS = (
+    "Rank {} has left the loop after step {}, before the last one, and waits for other ranks. If they are in a step "
+    "that it doesn't make, this goes on until runPolicy.hangTimeoutSeconds. Let all ranks make as many steps."
+)
 # Between tries to save the last step of a drain, in seconds, as far as the deadline allows.
 DRAIN_PAUSES = (1.0, 2.0, 4.0, 8.0)
 
@@ -95,7 +99,11 @@ class Boundary:
         if not self._data.batches.is_over(step) and self._left_after != step:
             self._left_after = step
             fingerprint = self._data.batches.fingerprint(step)
-            if self._agreement.settle(Ballot(left=True, order=fingerprint)).some_left:
+            decision = self._agreement.settle(
+                Ballot(left=True, order=fingerprint),
+                on_wait=lambda: self._reports.warn(WAITS.format(self._rank, step)),
+            )
+            if decision.some_left:
                 raise UserError(SOME_LEFT.format(f"rank {self._rank} has", step, "other ranks go on"))
 
     def _follow(self, decision: Decision, step: int, *, has_updated: bool) -> None:

@@ -8,11 +8,15 @@ decision there. The ranks follow a drain at most two steps after one of them has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+
+# A rank that has left the loop waits so long for the others before it says so.
+USUAL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +127,19 @@ class StopAgreement:
         self._is_pending, self._work = False, None
         return Decision.from_sums(self._own.tolist())
 
-    def settle(self, ballot: Ballot) -> Decision:
-        """Cast a ballot and wait for the decision, before the first step or after the last."""
+    def settle(self, ballot: Ballot, *, on_wait: Callable[[], None] | None = None) -> Decision:
+        """Cast a ballot and wait for the decision, before the first step or after the last.
+
+        `on_wait` is called if the other ranks need longer than usual.
+        """
         self.read()
         self.start(ballot)
+        if on_wait is not None and self._work is not None:
+            ends = time.monotonic() + USUAL_SECONDS
+            while not self._work.is_completed() and time.monotonic() < ends:
+                time.sleep(0.01)
+            if not self._work.is_completed():
+                on_wait()
         return self.read()
 
     def total(self, values: list[float]) -> list[float]:
