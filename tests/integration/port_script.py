@@ -18,6 +18,7 @@ from unittest.mock import patch
 RANK_SETTINGS: dict[str, Any] = globals()["RANK_SETTINGS"]
 os.environ.update(RANK_SETTINGS["environment"])
 
+import deepspeed  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
@@ -27,6 +28,7 @@ from ported_scripts import PortedScript  # noqa: E402
 from sessions_in_one_world import run_sessions  # noqa: E402
 from spottrain.loop.boundary import Boundary  # noqa: E402
 
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # otherwise its engine compiles it
 os.environ["ACCELERATE_USE_CPU"] = "1"  # gloo, for scripts that take what there is
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore")
@@ -62,7 +64,7 @@ def run(name: str, *, folder: str, form: str, event: str = "", after: int = 0, *
         spottrain.session, checkpoint_uri=f"file://{folder}/commits", checkpoint_interval="2steps", **settings
     )
     try:
-        with patch.object(spottrain, "session", session), happening(event, after):
+        with patch.dict(os.environ), patch.object(spottrain, "session", session), happening(event, after):
             code = compile(getattr(script, form), str(script.path), "exec")
             exec(code, {"__name__": "__main__"})
     finally:

@@ -194,7 +194,7 @@ def test_what_a_framework_decides_itself_is_refused_in_the_job(loop: str, tmp_pa
         ("transformers", "sampler", "RepeatingTrainer brings an order of samples of its own (_get_train_sampler)"),
         ("transformers", "drop last", "dataloader_drop_last, data_seed of TrainingArguments can't be followed"),
         ("transformers", "loader", "dataset is a DataLoader"),
-        ("lightning", "manual", "spottrain's strategy for Lightning needs automatic optimization"),
+        ("lightning", "manual", "spottrain's strategy for Lightning needs max_epochs for a module with manual"),
         ("lightning", "data", "a loss was computed for data that are not the job's"),
         ("lightning", "averages", "replaces the weights in training"),
         ("lightning", "pickle", "at 'lightning.checkpoint.num_batches' is a builtins.object, which can't be stored"),

@@ -146,6 +146,11 @@ def twice() -> Attached:
             "the optimizer optimizer trains 2 parameters of nothing that is attached, the first of shape [1, 3]",
             id="optimizer alone",
         ),
+        pytest.param(
+            lambda: {"optimizer": ByRank(linear()[1])},
+            "the optimizer optimizer trains 2 parameters of nothing that is attached, the first of shape [1, 3]",
+            id="optimizer by rank alone",
+        ),
         pytest.param(lambda: {"stability": []}, "the name stability is taken", id="name"),
         pytest.param(lambda: {"order": []}, "If one of them is the name of a state, choose another", id="keyword"),
         pytest.param(lambda: {"own": ByRank(iter([]))}, "own (list_iterator) has no state_dict", id="own, stateless"),

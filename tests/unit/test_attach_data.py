@@ -193,3 +193,13 @@ def left_epoch(session: spottrain.Session) -> None:
 def test_what_has_no_meaning_is_refused(do: Callable[[spottrain.Session], Any], said: str) -> None:
     with spottrain.session(global_batch=4) as session, pytest.raises(UserError, match=said):
         do(session)
+
+
+@pytest.mark.parametrize(("count", "weighed"), [(3, 2.0), (torch.tensor(3), 2.0), (0, 0.0)])
+def test_a_mean_over_tokens_is_weighed_by_their_number(count: torch.Tensor | int, weighed: float) -> None:
+    """Of no tokens it is NaN, which must not spoil those of other ranks."""
+    with spottrain.session(global_batch=4) as session:
+        run = session.attach(total=1, own=[])
+        loss = torch.tensor(2.0 if count else torch.nan, requires_grad=True)
+        assert run.weigh(loss, count).item() == weighed
+        run.boundary()

@@ -70,6 +70,28 @@ def test_a_loop_by_epoch_has_exact_ends() -> None:
     assert loop.total == 6
 
 
+def test_a_loop_by_hand_has_any_number_of_losses_and_updates(capsys: pytest.CaptureFixture[str]) -> None:
+    """No rank may stop between two updates of a step."""
+    with spottrain.session(global_batch=2, micro_batch=1) as session:
+        one, other = nn.Linear(1, 1), nn.Linear(1, 1)
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (one, other)]
+        training = session.adopt(
+            nn.ModuleList([one, other]), optimizers, dataset=[torch.ones(1)] * 5, accumulates=False
+        )
+        loop = ForeignLoop(training, epochs=2, by_hand=True)
+        sizes = []
+        for epoch in loop.epochs():
+            for batch in epoch:
+                sizes.append(len(batch))
+                for model, optimizer in zip((one, other), optimizers, strict=True):
+                    torch.autograd.backward(loop.weigh(model(batch).sum()))
+                    loop.before_update()
+                    optimizer.step()
+        assert loop.step == 6
+    assert sizes == [2, 2, 1] * 2
+    assert "changes weights" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("total", [6.0, np.int64(6), np.ceil(5.5), torch.tensor(6)])
 def test_a_whole_number_of_any_type_is_a_total(total: Any) -> None:
     used, progress = begin(total)

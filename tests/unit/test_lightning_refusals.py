@@ -20,21 +20,38 @@ def schedule(interval: str = "step", frequency: int = 1, *, is_plateau: bool = F
 
 def trainer(*schedules: SimpleNamespace, by_itself: bool = True, **settings: Any) -> Any:
     return SimpleNamespace(
-        **{"max_steps": 5, "limit_train_batches": 1.0, "overfit_batches": 0} | settings,
+        **{"max_steps": 5, "max_epochs": None, "limit_train_batches": 1.0, "overfit_batches": 0} | settings,
         lightning_module=SimpleNamespace(automatic_optimization=by_itself),
         strategy=SimpleNamespace(lr_scheduler_configs=schedules),
     )
 
 
-def test_what_can_be_followed_has_no_refusal() -> None:
-    assert list(_refusals(trainer(schedule()), 1)) == []
+EPOCHS: dict[str, Any] = {"max_steps": -1, "max_epochs": 3}
+
+
+@pytest.mark.parametrize(
+    ("accepted", "num_optimizers"),
+    [
+        (trainer(schedule()), 1),
+        (trainer(schedule("epoch"), **EPOCHS), 1),
+        (trainer(schedule(), **EPOCHS), 1),
+        (trainer(schedule("epoch"), schedule(frequency=2), by_itself=False, **EPOCHS), 2),
+    ],
+)
+def test_what_can_be_followed_has_no_refusal(accepted: Any, num_optimizers: int) -> None:
+    assert list(_refusals(accepted, num_optimizers)) == []
+
+
+def test_a_job_that_judges_steps_needs_automatic_optimization() -> None:
+    [sentence] = _refusals(trainer(by_itself=False, **EPOCHS), 2, is_judged=True)
+    assert "needs automatic optimization if the job has stability" in sentence
 
 
 @pytest.mark.parametrize(
     ("refused", "num_optimizers", "cause"),
     [
-        (trainer(max_steps=-1), 1, "max_steps="),
-        (trainer(by_itself=False), 1, "automatic optimization"),
+        (trainer(max_steps=-1, max_epochs=-1), 1, "pass Trainer(max_epochs=...) or Trainer(max_steps=...)"),
+        (trainer(by_itself=False), 2, "needs max_epochs for a module with manual optimization"),
         (trainer(), 2, "one optimizer, and configure_optimizers returns 2"),
         (trainer(limit_train_batches=0.5), 1, "without limit_train_batches"),
         (trainer(overfit_batches=3), 1, "without overfit_batches"),

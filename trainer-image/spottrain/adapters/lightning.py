@@ -6,20 +6,22 @@ with spottrain.session() as session:
     trainer = Trainer(max_steps=1000, strategy=strategy, callbacks=callbacks, **strategy.placement)
     trainer.fit(module, strategy.batches)
 
-The job decides the batch and the checkpoints. The adapter sets accumulate_grad_batches for each world size. For
-Lightning the run is one epoch, and val_check_interval counts steps. Modules need automatic optimization and one
-optimizer.
+The job decides the batch and the checkpoints. The adapter sets accumulate_grad_batches for each world size. With
+max_epochs, an epoch is one of the data, with an exact end. With max_steps, the run is one epoch for Lightning.
+val_check_interval counts steps. Modules with manual optimization get each rank's part of a batch at once.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import ClusterEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loops.fit_loop import RestartStage
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -98,14 +100,13 @@ class Batches:
         self._strategy = strategy
 
     def __len__(self) -> int:
-        loop = self._strategy.loop
-        return loop.total * loop.training.plan.num_micro_batches
+        return self._strategy.steps_of_epoch * self._strategy.num_micro_batches
 
     def __iter__(self) -> Iterator[Any]:
         trainer = self._strategy.lightning_module.trainer
-        self._strategy.resume_epoch(trainer)  # when the first batch is requested
+        left = self._strategy.begin_epoch(trainer)  # when the first batch is requested
         if not trainer.should_stop:
-            yield from (batch for _, batch in self._strategy.loop.micro_batches())
+            yield from left
 
 
 class Records:
@@ -130,11 +131,17 @@ class Records:
             )
         ours = {*_OF_THE_COMMIT, *(getattr(each, key) for each in (module, data) if each for key in _OF_THE_SCRIPT)}
         records = {key: value for key, value in checkpoint.items() if key not in ours}
-        return {"checkpoint": records, "should_stop": bool(self._trainer.should_stop)}
+        steps = self._trainer.global_step  # of all optimizers
+        return {"checkpoint": records, "should_stop": bool(self._trainer.should_stop), "optimizer_steps": steps}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         connector, module = self._connector, self._trainer.lightning_module
         self._trainer.should_stop = state_dict["should_stop"]
+        loop = self._trainer.fit_loop.epoch_loop  # trainer.global_step is read from it
+        done: Any = loop.manual_optimization.optim_step_progress.total
+        if module.automatic_optimization:
+            done = loop.automatic_optimization.optim_progress.optimizer.step.total
+        done.ready = done.completed = state_dict["optimizer_steps"]
         connector._loaded_checkpoint = {**state_dict["checkpoint"], "state_dict": module.state_dict()}
         connector.restore_datamodule()
         connector.restore_model()  # the hook on_load_checkpoint; the weights are there
@@ -184,6 +191,7 @@ class SpottrainStrategy(DDPStrategy):
             "loader": loader,
         }
         self.batches = Batches(self)
+        self._is_resuming = False
 
     @property
     def placement(self) -> dict[str, Any]:
@@ -196,45 +204,88 @@ class SpottrainStrategy(DDPStrategy):
             "num_nodes": self.session.world_size // devices,
         }
 
+    @property
+    def num_micro_batches(self) -> int:
+        """Of each step: one, if the module optimizes by hand."""
+        is_automatic = self.lightning_module.automatic_optimization
+        return self.session.batch_plan.num_micro_batches if is_automatic else 1
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """Steps of what Lightning takes for an epoch, from its start."""
+        total: int = self.lightning_module.trainer.max_steps
+        if total > 0:
+            return total
+        if not hasattr(self, "loop"):  # while the optimizers are made
+            return math.ceil(len(self._data["dataset"]) / self.session.batch_plan.global_batch)
+        return len(self.loop.epoch) if self.loop.epoch is not None else 0
+
     def setup(self, trainer: Trainer) -> None:
         """Spread the model and resume. Raises UserError."""
+        is_by_hand = not trainer.lightning_module.automatic_optimization
+        if trainer.state.fn is TrainerFn.FITTING and not is_by_hand:
+            trainer.accumulate_grad_batches = self.num_micro_batches
         super().setup(trainer)
         if trainer.state.fn is not TrainerFn.FITTING:
             return
-        schedules = self.lr_scheduler_configs
-        if (refusal := next(_refusals(trainer, len(self.optimizers)), None)) is not None:
+        refusals = _refusals(trainer, len(self.optimizers), is_judged=self.session.config.stability is not None)
+        if (refusal := next(refusals, None)) is not None:
             raise UserError(f"spottrain's strategy for Lightning {refusal}")
         # A callback that comes earlier may have counted a validation that a drain postpones.
         trainer.callbacks.sort(key=lambda each: not isinstance(each, SpottrainCallback))
         training = self.session.adopt(
             self.model,
-            self.optimizers[0],
-            scheduler=schedules[0].scheduler if schedules else None,
+            self.optimizers,
+            scheduler=[each.scheduler for each in self.lr_scheduler_configs],
+            accumulates=not is_by_hand,
             **self._data,
             records={"lightning": Records(trainer)},
             instead=_ARGUMENTS,
         )
-        self.loop = ForeignLoop(training, trainer.max_steps)
-        trainer.accumulate_grad_batches = number = training.plan.num_micro_batches
+        total = trainer.max_steps if trainer.max_steps > 0 else None
+        epochs = trainer.max_epochs if total is None else None
+        self.loop = loop = ForeignLoop(training, total, epochs=epochs, by_hand=is_by_hand)
+        whole = (batch for _, batch in loop.micro_batches())
+        self._epochs: Iterator[Iterable[Any]] = loop.epochs() if total is None else iter([whole])
         interval = trainer.val_check_interval
-        if isinstance(interval, float) and interval != 1.0:  # a share of the run; 1.0 means at its end
-            interval = max(1, int(interval * self.loop.total))
+        if isinstance(interval, float) and interval != 1.0:  # a share of the epoch; 1.0 means at its end
+            interval = max(1, int(interval * self.steps_of_epoch))
         if isinstance(interval, int):
-            trainer.val_check_interval = interval * number
-        # trainer.global_step is read from it.
-        done = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
-        done.ready = done.completed = self.loop.step
+            trainer.val_check_interval = interval * self.num_micro_batches
 
-    def resume_epoch(self, trainer: Trainer) -> None:
-        """Make Lightning count from the completed steps, and run a validation that is due.
+    def resume(self, trainer: Trainer) -> None:
+        """Make Lightning count from the completed steps, when it is about to begin its first epoch here."""
+        if self.loop.step == 0:
+            return
+        fit, epoch = trainer.fit_loop, self.loop.epoch
+        number = epoch.number if epoch is not None else 0
+        for progress in (fit.epoch_progress.total, fit.epoch_progress.current):
+            progress.ready = progress.started = number + 1
+            progress.processed = progress.completed = number
+        fit._restart_stage = RestartStage.RESTARTED_MID_EPOCH  # the hook on_train_epoch_start has been called
+        self._is_resuming = True
+
+    def begin_epoch(self, trainer: Trainer) -> Iterator[Any]:
+        """Begin an epoch, or the rest of one. Returns its batches.
 
         Commits are made before a validation, so that of the last completed step may not have run yet.
         """
-        fit, loop, done = trainer.fit_loop, trainer.fit_loop.epoch_loop, self.loop.step
-        fit._data_fetcher.fetched = done * trainer.accumulate_grad_batches
+        left = iter(next(self._epochs))
+        trainer.fit_loop.max_batches = len(self.batches)
+        if self._is_resuming:
+            self._is_resuming = False
+            self._catch_up(trainer)
+        return left
+
+    def _catch_up(self, trainer: Trainer) -> None:
+        """Count the batches before a resume, and run a validation that is due."""
+        fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+        first_step = self.loop.epoch.first_step if self.loop.epoch is not None else 0
+        fit._data_fetcher.fetched = (self.loop.step - first_step) * self.num_micro_batches
         loop.batch_progress.increment_by(fit._data_fetcher.fetched)
-        loop._batches_that_stepped = done  # what loggers take for the step
-        if done and not trainer.should_stop and loop._should_check_val_fx(fit._data_fetcher):
+        loop.batch_progress.total.increment_by(first_step * self.num_micro_batches)
+        loop._batches_that_stepped = self.loop.step  # what loggers take for the step
+        if not trainer.should_stop and loop._should_check_val_fx(fit._data_fetcher):
             state = random_state.capture()
             trainer.validating = True
             loop.val_loop.run()
@@ -243,7 +294,7 @@ class SpottrainStrategy(DDPStrategy):
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Weight the loss by its micro-batch. Lightning has divided it by their number."""
-        number = self.loop.training.plan.num_micro_batches
+        number = self.num_micro_batches
         loss = self.loop.weigh(closure_loss * number) / number
         weighted: torch.Tensor = super().backward(loss, optimizer, *args, **kwargs)
         return weighted
@@ -263,6 +314,10 @@ class SpottrainCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Lightning's handler runs a collective at once, even if the rank is inside another one.
         self._strategy.session.catch_sigterm()
+        self._strategy.resume(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._strategy.loop.complete_step()  # what follows an epoch's steps is done again after a drain here
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         self._strategy.loop.before_update()
@@ -294,36 +349,41 @@ class SpottrainCallback(Callback):
         self._state_of_training = None
 
 
-def _refusals(trainer: Trainer, num_optimizers: int) -> Iterator[str]:
+def _refusals(trainer: Trainer, num_optimizers: int, *, is_judged: bool = False) -> Iterator[str]:
     """What the strategy can't follow; the end of a sentence for each cause."""
-    if trainer.max_steps < 1:
+    is_automatic = trainer.lightning_module.automatic_optimization
+    if trainer.max_steps < 1 and (trainer.max_epochs or 0) < 1:
+        yield "needs the length of the run; pass Trainer(max_epochs=...) or Trainer(max_steps=...)"
+    if not is_automatic and trainer.max_steps > 0:
         yield (
-            "needs Trainer(max_steps=...), as the length of a run is its number of steps; leave out max_epochs, and "
-            "pass math.ceil(epochs * len(dataset) / global_batch)"
+            "needs max_epochs for a module with manual optimization, because max_steps counts the steps of each "
+            "optimizer; pass Trainer(max_epochs=...)"
         )
-    if not trainer.lightning_module.automatic_optimization:
+    if not is_automatic and is_judged:
         yield (
-            "needs automatic optimization, as it decides when the optimizer steps; leave out "
-            "automatic_optimization = False, or train the module in spottrain's own loop"
+            "needs automatic optimization if the job has stability, which judges a step by its one loss; leave out "
+            "one of them"
         )
-    if num_optimizers != 1:
+    if is_automatic and num_optimizers != 1:
         yield (
             f"needs one optimizer, and configure_optimizers returns {num_optimizers}; return one, with a group of "
-            "parameters for each part of the module"
+            "parameters for each part of the module, or set automatic_optimization = False and step each"
         )
     for name in ("limit_train_batches", "overfit_batches"):
         if getattr(trainer, name) != {"limit_train_batches": 1.0, "overfit_batches": 0}[name]:
-            yield f"needs the Trainer without {name}: an epoch is not a unit of the run; set max_steps instead"
+            yield f"needs the Trainer without {name}: the job decides the data of a run; set max_steps instead"
+    interval = "epoch" if trainer.max_steps < 1 else "step"
     for each in trainer.strategy.lr_scheduler_configs:
         if each.reduce_on_plateau:
             yield (
                 "needs a schedule that follows no metric, because a drain may postpone the validation that computes "
                 f"it; replace {type(each.scheduler).__name__} by a schedule of steps"
             )
-        elif (each.interval, each.frequency) != ("step", 1):
+        elif is_automatic and (each.interval not in ("step", interval) or each.frequency != 1):
             yield (
-                f'needs a schedule with "interval": "step" and "frequency": 1, and configure_optimizers returns '
-                f'"interval": "{each.interval}" and "frequency": {each.frequency}; count the schedule in steps'
+                f'needs a schedule with "interval": "{interval}" and "frequency": 1, and configure_optimizers '
+                f'returns "interval": "{each.interval}" and "frequency": {each.frequency}; count the schedule in '
+                f"{interval}s"
             )
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from spottrain.data.audit import AuditHeader, AuditWriter
 from spottrain.data.batch import BatchPlan
@@ -21,7 +19,6 @@ from spottrain.data.own_data import OwnData
 from spottrain.data.rank_data import RankData
 from spottrain.data.streams.marks import StreamMarks
 from spottrain.engines.engine import Engine
-from spottrain.engines.named_state import OPTIMIZER
 from spottrain.loop.build import Built
 from spottrain.loop.stability import StabilityGuard
 from spottrain.loop.training import Training
@@ -30,7 +27,7 @@ from spottrain.recovery.interval import CommitInterval
 from spottrain.recovery.open_store import OpenedStore
 from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.script_parts import Stateful
-from spottrain.recovery.training_state import ORDER, SCHEDULER, STABILITY, STREAMS, TrainingState
+from spottrain.recovery.training_state import ORDER, STABILITY, STREAMS, TrainingState
 from spottrain.world.failures import as_user_errors
 from spottrain.world.launch import Groups, Launch
 from spottrain.world.rank_context import RankContext
@@ -40,6 +37,13 @@ from spottrain_planner.batch_sizes import sizes_that_differ
 from spottrain_runtime.logs import say
 
 logger = logging.getLogger(__name__)
+Each = TypeVar("Each")
+
+
+def numbered(name: str, parts: Each | Sequence[Each] | None) -> dict[str, Each]:
+    """Names of one part, or of several, in commits: the first has no number."""
+    every: Sequence[Any] = parts if isinstance(parts, Sequence) else [parts] if parts is not None else []
+    return {f"{name}_{number}" if number else name: each for number, each in enumerate(every)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,27 +90,28 @@ class Assembly:
         data: Data,
         order: DataOrder,
         *,
-        optimizer: Optimizer,
-        scheduler: LRScheduler | None,
+        plan: BatchPlan | None = None,
         tokens_per_sample: int | None,
         scheduler_interval: str = "step",
         stateful: Mapping[str, Stateful] | None = None,
         **state: Any,
     ) -> Training:
-        """Make a Training that reads the library's data. `state` are further fields of TrainingState."""
-        self._say_sizes(self.batch_plan)
+        """Make a Training that reads the library's data. `state` are further fields of TrainingState.
+
+        `plan` is how ranks share a batch, if not as the job says.
+        """
+        plan = plan or self.batch_plan
+        self._say_sizes(plan)
         return self.training(
             engine,
             spread,
             self.rank_data(
                 data,
                 order,
-                self.batch_plan,
+                plan,
                 tokens_per_sample=tokens_per_sample,
                 schedule_interval=scheduler_interval,
             ),
-            optimizers={OPTIMIZER: optimizer},
-            schedulers={SCHEDULER: scheduler} if scheduler is not None else {},
             stateful=stateful or {},
             **state,
         )

@@ -122,10 +122,16 @@ class Attachment:
                     "give the job numbers of ranks that the other dimensions of the mesh divide"
                 )
 
+    @property
+    def stepped(self) -> dict[str, Optimizer]:
+        """What the script steps: also optimizers of which each rank has a part."""
+        by_rank = {name: each.value for name, each in self.by_rank.items() if isinstance(each.value, Optimizer)}
+        return {**self.optimizers, **by_rank}
+
     def _check_optimizers(self) -> None:
         own: set[torch.Tensor] = {parameter for model in self.models.values() for parameter in model.parameters()}
         own |= set(self.tensors.values())
-        for name, optimizer in self.optimizers.items():
+        for name, optimizer in self.stepped.items():
             try:
                 state_dict_of(optimizer)
             except UnsupportedState as error:

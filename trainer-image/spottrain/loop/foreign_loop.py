@@ -47,19 +47,24 @@ class ForeignLoop:
         3
     """
 
-    def __init__(self, training: Training, total: int | None = None, *, epochs: int | None = None) -> None:
+    def __init__(
+        self, training: Training, total: int | None = None, *, epochs: int | None = None, by_hand: bool = False
+    ) -> None:
         """Resume from the newest commit.
 
         Args:
             training: What `Session.adopt` returned.
             total: Steps of the whole run.
             epochs: Epochs of the whole run, instead of its steps.
+            by_hand: Whether the framework's user computes any number of losses of a batch, and steps any optimizer.
+                The steps then have one micro-batch, and are not judged.
 
         Raises:
             UserError: As `Training.steps`, or the length is not said once.
         """
         check_either(total, epochs)
         self.training = training
+        self._by_hand = by_hand
         self._fetched: deque[MicroBatch] = deque()
         self._num_weighed = 0
         self._has_begun = False  # whether the loop has fetched data of the step under way
@@ -76,6 +81,11 @@ class ForeignLoop:
     def step(self) -> int:
         """Steps completed since the start of the run."""
         return self.training.step
+
+    @property
+    def epoch(self) -> Epoch[Any] | None:
+        """The epoch under way, of which `number` and `first_step` are for everyone, if the run has epochs."""
+        return self._steps.epoch
 
     @property
     def fetched(self) -> tuple[MicroBatch, ...]:
@@ -159,7 +169,8 @@ class ForeignLoop:
             UserError: Micro-batches of the step are missing. The update would depend on the number of ranks.
         """
         if self._has_begun:
-            self._check_weighed("the optimizer was stepped")
+            if not self._by_hand:
+                self._check_weighed("the optimizer was stepped")
             self.training.begin_update()
             self._is_updated = True
         self.training.may_update()
@@ -177,7 +188,10 @@ class ForeignLoop:
             UserError: Micro-batches of the step are missing.
         """
         if self._steps.step is not None and self._has_begun:
-            self._check_weighed("the next step began")
+            if self._by_hand:
+                self._fetched.clear()
+            else:
+                self._check_weighed("the next step began")
             self.training.updated_elsewhere()
             self.training.pauses = pauses
             self._has_begun, self._is_updated, self._num_weighed = False, False, 0
@@ -194,11 +208,12 @@ class ForeignLoop:
                 "a loss was computed for data that are not the job's; train with the batches that the adapter gives, "
                 "and weigh the loss of each once"
             )
-        return self._fetched.popleft()
+        return self._fetched[0] if self._by_hand else self._fetched.popleft()
 
     def _observe(self, share: torch.Tensor) -> None:
         assert self._steps.step is not None  # a micro-batch was fetched
-        self.training.begin_micro_batch(self._num_weighed)
+        if not self._is_updated:  # by hand, one loss may follow the update of another
+            self.training.begin_micro_batch(self._num_weighed)
         self._num_weighed += 1
         self._steps.step.observe(share.detach() / self.training.plan.world_size)
 

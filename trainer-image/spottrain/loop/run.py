@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from spottrain.engines.model_state import full_state
@@ -94,9 +95,21 @@ class Run:
         """
         return self._training.share
 
-    def weigh(self, loss: torch.Tensor) -> torch.Tensor:
-        """Weigh the mean over `share` so that the average of the ranks is the mean over the batch of the step."""
-        return loss * (self._training.part_of_batch * self._training.plan.world_size)
+    def weigh(self, loss: torch.Tensor, count: torch.Tensor | int | None = None) -> torch.Tensor:
+        """Weigh the mean over `share` so that the average of the ranks is the mean over the batch of the step.
+
+        Args:
+            loss: A mean of this rank's, to go backward.
+            count: Over how many it is the mean, if that is not its samples, such as the tokens that are not ignored.
+                A collective, if it is given.
+        """
+        if count is None:
+            return loss * (self._training.part_of_batch * self._training.plan.world_size)
+        own = torch.as_tensor(count, dtype=torch.float32, device=loss.device) * bool(self.share)
+        every = own.clone()
+        dist.all_reduce(every)
+        weight = own * self._training.plan.world_size / every.clamp(min=1)
+        return torch.where(weight > 0, loss * weight, 0.0)  # a mean over nothing is NaN
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Gather a tensor over the whole batch of the step, for a loss that compares its samples with each other.

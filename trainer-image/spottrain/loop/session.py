@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -41,7 +41,7 @@ from spottrain.loop.acceptance import (
     checked_scheduler,
     order_of,
 )
-from spottrain.loop.assembly import Assembly
+from spottrain.loop.assembly import Assembly, numbered
 from spottrain.loop.attachment import Attachment
 from spottrain.loop.build import BUILD, Built, build
 from spottrain.loop.run import Run
@@ -51,7 +51,7 @@ from spottrain.recovery.interval import CommitInterval
 from spottrain.recovery.open_store import open_store
 from spottrain.recovery.peft_adapters import peft_adapters
 from spottrain.recovery.script_parts import Stateful
-from spottrain.recovery.training_state import model_config
+from spottrain.recovery.training_state import SCHEDULER, model_config
 from spottrain.world.drain import DrainFlag
 from spottrain.world.failures import Drained, UserError, as_user_errors
 from spottrain.world.launch import Launch, barrier, join_world, process_started_at
@@ -247,8 +247,10 @@ class Session:
             ordered,
             tokens_per_sample=tokens_per_sample,
             scheduler_interval=scheduler_interval,
-            optimizer=made_optimizer,
-            scheduler=checked_scheduler(scheduler, made_optimizer) if scheduler is not None else None,
+            optimizers={OPTIMIZER: made_optimizer},
+            schedulers=numbered(
+                SCHEDULER, checked_scheduler(scheduler, made_optimizer) if scheduler is not None else None
+            ),
             model_config=model_config(model),
             peft=peft_adapters(model) if self.rank == 0 else None,
             stateful=stateful,
@@ -260,10 +262,11 @@ class Session:
     def adopt(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         *,
         dataset: MapDataset | Streams,
-        scheduler: LRScheduler | None = None,
+        scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
+        accumulates: bool = True,
         collate: Collate | None = None,
         shuffle: bool = True,
         order: OrderFunction | None = None,
@@ -281,9 +284,11 @@ class Session:
 
         Args:
             model: The model as the framework has spread it: by DDP, by FSDP2, or not at all.
-            optimizer: The model's optimizer.
+            optimizer: The model's optimizer, or several.
             dataset: The training data: anything with a length and items by index, or `spottrain.data.Streams`.
-            scheduler: The optimizer's schedule, which the framework steps.
+            scheduler: The optimizer's schedule, which the framework steps, or several.
+            accumulates: Whether the framework accumulates the gradients of micro-batches. Otherwise, a rank has its
+                part of a batch in one.
             collate: Makes a batch from a list of items. None: as torch's DataLoader does.
             shuffle: Read the samples in a random order, a different one in each epoch.
             order: As for `prepare`.
@@ -309,22 +314,25 @@ class Session:
         data = Data(dataset, collate, num_workers, shuffle, loader or {})
         ordered = order_of(data, self.config.seed, order=order, largest_batch=self.batch_plan.global_batch)
         check_adopted_model(model, self.world_size)
-        check_optimizer(optimizer, model)
-        if scheduler is not None:
-            check_scheduler(scheduler)
+        optimizers, schedulers = numbered(OPTIMIZER, optimizer), numbered(SCHEDULER, scheduler)
+        for each in optimizers.values():
+            check_optimizer(each, model)
+        for schedule in schedulers.values():
+            check_scheduler(schedule)
         with as_user_errors():
             check_spread(self.config.strategy, model, self.world_size)
             refuse_unapplied(self.config, instead or {})
         check_stateful(stateful or {}, records)
         plain = getattr(model, "module", model)
         self._training = self._assembly.training_with_data(
-            AttachedModels({MODEL: model}, {OPTIMIZER: optimizer}),
+            AttachedModels({MODEL: model}, optimizers),
             model,
             data,
             ordered,
+            plan=self.batch_plan if accumulates else self._whole_parts,
             tokens_per_sample=tokens_per_sample,
-            optimizer=optimizer,
-            scheduler=scheduler,
+            optimizers=optimizers,
+            schedulers=schedulers,
             model_config=model_config(plain),
             peft=peft_adapters(plain) if self.rank == 0 else None,
             stateful={**(stateful or {}), **(records or {})},
@@ -381,7 +389,7 @@ class Session:
         check_length(total, epochs, steps_per_epoch, has_data=dataset is not None)
         found = Attachment.of(attached)
         found.check_sizes(*self._assembly.world_sizes())
-        plan = replace(self.batch_plan, micro_batch=self.batch_plan.global_batch)  # a step has one batch
+        plan = self._whole_parts
         data: RankData | OwnData = OwnData.of(plan, seed=self.config.seed, steps_per_epoch=steps_per_epoch)
         if dataset is not None:
             read = Data(dataset, collate, num_workers, shuffle, loader or {})
@@ -413,7 +421,7 @@ class Session:
             has_data=dataset is not None,
             rank=self.rank,
             model_state=models.model_state,
-            optimizers=found.optimizers.values(),
+            optimizers=found.stepped.values(),
         )
 
     def spread(self, model: Model, *, wrap: Collection[type[nn.Module]] | None = None) -> Model:
@@ -472,6 +480,11 @@ class Session:
                 "the session was given a second model, and a session trains one: the commits of the second would "
                 "replace those of the first. Give both to session.attach, or train the second in a job of its own"
             )
+
+    @property
+    def _whole_parts(self) -> BatchPlan:
+        """The same, with each rank's part of a batch in one micro-batch."""
+        return replace(self.batch_plan, micro_batch=self.batch_plan.global_batch)
 
     @property
     def batch_plan(self) -> BatchPlan:
