@@ -18,15 +18,17 @@ from forked_ranks import forked_ranks, rank_environments
 pytestmark = pytest.mark.timeout(600)
 
 SCRIPT = Path(__file__).with_name("port_script.py")
-# By script, the settings of its job.
+# By script, and the strategy if it has several, the settings of its job.
 PORTS: dict[str, dict[str, Any]] = {
     "diffusers_text_to_image": {"global_batch": 10, "micro_batch": 10},
     "diffusers_dreambooth": {"global_batch": 5},
     "trl_dpo": {"global_batch": 7},
+    "trl_dpo, fsdp": {"global_batch": 7, "strategy": "fsdp"},
     "trl_grpo": {"global_batch": 5},
     "nanochat_optimizer": {"global_batch": 7},
     "torchtune_full_finetune": {"global_batch": 6},
     "axolotl_multipack": {"global_batch": 12},
+    "axolotl_multipack, fsdp": {"global_batch": 12, "strategy": "fsdp"},
     "deepspeed_cifar": {"global_batch": 5, "micro_batch": 2, "strategy": "deepspeed"},
     "deepspeed_chat_sft": {"global_batch": 5, "micro_batch": 2, "strategy": "deepspeed"},
     "lightning_gan": {"global_batch": 5},
@@ -52,7 +54,8 @@ def runs_of(name: str, folder: Path, world: str) -> list[dict[str, Any]]:
     """What one script does in a world: runs of a folder are generations of one job."""
 
     def of(job: str, **how: Any) -> dict[str, Any]:
-        return {"name": name, "folder": str(folder / name / job), "form": "ported", **PORTS[name], **how}
+        script = name.partition(",")[0]
+        return {"name": script, "folder": str(folder / name / job), "form": "ported", **PORTS[name], **how}
 
     match world:
         case "plain":

@@ -123,6 +123,10 @@ def linear() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.Adam(model.parameters())
 
 
+class DeepSpeedEngine(nn.Module):
+    """Named as DeepSpeed's."""
+
+
 def spread_inside() -> Attached:
     inner = nn.Linear(1, 1)
     outer = nn.Module()
@@ -140,6 +144,7 @@ def twice() -> Attached:
     [
         pytest.param(lambda: {"epoch": 3}, "epoch is a int, which a resume can't change in place", id="number"),
         pytest.param(lambda: {"data": iter([])}, "data (list_iterator) has no state_dict", id="stateless"),
+        pytest.param(lambda: {"model": DeepSpeedEngine()}, "model is a DeepSpeedEngine, which", id="engine"),
         pytest.param(twice, "model and student are the same object; attach it once", id="twice"),
         pytest.param(
             lambda: {"optimizer": linear()[1]},

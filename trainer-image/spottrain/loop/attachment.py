@@ -54,6 +54,7 @@ class Attachment:
         _check_same_on_all_ranks(attached)
         for name, value in attached.items():
             _check_pace(name, value)
+            _check_engine(name, value)
         attached = {name: inside(value) for name, value in attached.items()}
         for name, value in attached.items():
             made._add(name, value)
@@ -160,6 +161,15 @@ def _check_pace(name: str, value: Any) -> None:
         raise UserError(
             f"{name} steps once for each rank, as accelerator.prepare makes it, so that its rates depend on their "
             "number; leave it out of accelerator.prepare, make it for the steps of the run, and step it once in each"
+        )
+
+
+def _check_engine(name: str, value: Any) -> None:
+    """Refuse DeepSpeed's engine, which has counts and an optimizer of its own."""
+    if any(kind.__name__ == "DeepSpeedEngine" for kind in type(value).__mro__):
+        raise UserError(
+            f"{name} is a DeepSpeedEngine, which accumulates, partitions and steps by itself, and a commit would not "
+            "hold that; pass the model inside to session.prepare, with the job's strategy deepspeed"
         )
 
 

@@ -192,8 +192,8 @@ def _sentence(name: str, rank: int) -> str:
     kind = name.partition(".")[0]
     advice = {
         "optimizer": (
-            "Use an optimizer that makes the same update on all of them: one that shards its state over the ranks, "
-            "or lets them train apart for some steps, can't be resumed from a commit."
+            "Use an optimizer that makes the same update on all of them. One that shards its state over the ranks "
+            "goes into a ByRank of session.attach, and one that lets them train apart can't be resumed."
         ),
         "model": (
             "Let all ranks make the same update of it in each step, or register a buffer of a rank's own with "
