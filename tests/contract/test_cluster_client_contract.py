@@ -138,6 +138,7 @@ async def test_only_the_very_pod_is_annotated(setup: Setup, job: Manifest) -> No
     own = annotations_of(pod)
     assert await annotate("another-uid", {a: "1"}) == own
     assert await annotate(uid, {a: "1", b: "2"}) == own | {a: "1", b: "2"}
+    del own[a]
     assert await annotate(uid, {a: None, c: "3"}) == own | {b: "2", c: "3"}
     await annotate_pod(setup.cluster, setup.namespace, "gpt-2", uid=uid, annotations={a: "1"})
     assert sorted(await pods_of(setup, job)) == ["gpt-1"], "one that is gone is no error"
