@@ -274,6 +274,26 @@ def test_a_script_that_does_not_ask_is_refused_under_stability() -> None:
             run.boundary()
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_frozen_model_is_spread_and_resumes_beside_the_one_that_it_teaches(strategy: str, tmp_path: Path) -> None:
+    def taught(total: int) -> dict[str, Any]:
+        torch.manual_seed(total)
+        with spottrain.session(strategy=strategy, checkpoint_uri=f"file://{tmp_path}") as session:
+            teacher = session.spread(nn.Linear(3, 1).requires_grad_(False))
+            student = session.spread(nn.Linear(3, 1))
+            optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+            run = session.attach(total=total, teacher=teacher, student=student, optimizer=optimizer)
+            while run.step < run.total:
+                optimizer.zero_grad()
+                (student(torch.ones(1, 3)) - teacher(torch.ones(1, 3))).square().sum().backward()
+                optimizer.step()
+                run.boundary()
+            return run.full_state_dict("teacher")
+
+    first, resumed = taught(1), taught(2)
+    assert torch.equal(first["weight"], resumed["weight"])
+
+
 @pytest.mark.parametrize("name", ["target", "factor", "model", "nothing"])
 def test_what_a_script_changes_within_a_step_is_noticed(name: str) -> None:
     """A step that has changed more than a commit keeps can't be abandoned."""
