@@ -28,7 +28,7 @@ from spottrain_api.contract.names import (
     LABEL_LEADER,
     METRICS_PORT,
 )
-from spottrain_api.contract.nodes import SPOT_LABELS
+from spottrain_api.contract.nodes import EKS_TEMPLATE_CAPACITY_TYPE, SPOT_LABELS
 from spottrain_api.v1alpha1.capacity import PoolType
 from spottrain_api.v1alpha1.profile import DEFAULT_PROFILE, PROFILE_KIND
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
@@ -37,7 +37,7 @@ from spottrain_operator.command import main
 from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 from spottrain_operator.kube.lease import LeaseSettings
 from spottrain_operator.kube.scope import Scope
-from spottrain_operator.objects.placement import TERMS, Site, node_affinity
+from spottrain_operator.objects.placement import TEMPLATES, TERMS, Site, node_affinity
 from spottrain_operator.rights import KARPENTER_RIGHTS, KUEUE_RIGHTS, RIGHTS, Right
 from spottrain_operator.selfcheck import main as selfcheck
 
@@ -58,7 +58,8 @@ def test_the_watcher_runs_on_the_nodes_that_spot_pods_go_to() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     required = values["watcher"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     of_chart = [term["matchExpressions"] for term in required["nodeSelectorTerms"]]
-    of_code = [list(term) for (_, kind), terms in TERMS.items() if kind is PoolType.SPOT for term in terms]
+    known = (*TERMS.items(), *TEMPLATES.items())
+    of_code = [list(term) for (_, kind), terms in known if kind is PoolType.SPOT for term in terms]
     assert sorted(of_chart, key=str) == sorted(of_code, key=str)
 
 
@@ -382,7 +383,8 @@ def test_a_port_and_more_spot_labels_reach_the_watcher_the_operator_and_its_pods
     required = operator["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     [term] = required["nodeSelectorTerms"]
     avoided = {each["key"]: each["values"] for each in term["matchExpressions"] if each["operator"] == "NotIn"}
-    assert avoided == {key: [value] for key, value in {**SPOT_LABELS, **site.spot_labels}.items()}
+    of_templates = {EKS_TEMPLATE_CAPACITY_TYPE: "SPOT"}
+    assert avoided == {key: [value] for key, value in {**SPOT_LABELS, **of_templates, **site.spot_labels}.items()}
 
 
 @pytest.mark.cluster
