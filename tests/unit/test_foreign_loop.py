@@ -13,7 +13,9 @@ from accelerate import Accelerator
 from torch import nn
 
 import spottrain
+from shard_corpus import corpus, write_corpus
 from spottrain.adapters.accelerate import AcceleratedLoop
+from spottrain.data import Mixture, Streams
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain_api.contract.reports import Progress
 from spottrain_api.settings.choices import StabilityAction
@@ -127,6 +129,43 @@ def test_a_schedule_of_accelerate_steps_once_an_optimizer_step(with_optimizer: b
                 schedule.step()
                 optimizer.zero_grad()
     assert schedule.get_last_lr() == [0.25]
+
+
+def read_by_accelerate(data: Any, *, until: int, **how: Any) -> list[list[float]]:
+    """The labels of each batch of a run of six steps, which is left after `until` of them."""
+    found: list[list[float]] = []
+    with spottrain.session(global_batch=4, micro_batch=4, seed=3, **how) as session:
+        accelerator = Accelerator(cpu=True)
+        model: Any = nn.Linear(2, 1)
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+        loop = AcceleratedLoop(session, accelerator, model, optimizer, data, total=6)
+        for inputs, labels in loop.batches():
+            if loop.step == until:
+                break
+            with accelerator.accumulate(model):
+                accelerator.backward(loop.weigh(model(inputs).sum()))
+                optimizer.step()
+                optimizer.zero_grad()
+            found.append(labels.tolist())
+    return found
+
+
+@pytest.mark.usefixtures("no_accelerator_afterwards")
+@pytest.mark.parametrize("kind", ["shards", "streams", "mixture"])
+def test_shards_streams_and_mixtures_are_read_by_accelerate_and_resume(kind: str, tmp_path: Path) -> None:
+    in_shards = corpus(write_corpus(tmp_path / "corpus", 20, width=2), tmp_path / "cache", 1 << 20)
+    streams = Streams(
+        lambda stream, _: ((torch.ones(2), torch.tensor(10.0 * stream + i)) for i in range(9)), streams=2
+    )
+    data: Any = {
+        "shards": in_shards,
+        "streams": streams,
+        "mixture": Mixture({"shards": (in_shards, 1), "streams": (streams, 1)}),
+    }[kind]
+    steady = read_by_accelerate(data, until=6)
+    checkpoint = {"checkpoint_uri": f"file://{tmp_path}/checkpoints"}
+    assert read_by_accelerate(data, until=3, **checkpoint) == steady[:3]
+    assert read_by_accelerate(data, until=6, **checkpoint) == steady[3:]
 
 
 @pytest.mark.usefixtures("no_accelerator_afterwards")

@@ -26,6 +26,7 @@ from torch import nn
 
 from spottrain.data.items import MapDataset
 from spottrain.data.script_order import OrderFunction
+from spottrain.data.streams.dataset import Streams
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session
 from spottrain.world.failures import UserError
@@ -49,7 +50,7 @@ class AcceleratedLoop(ForeignLoop):
         accelerator: Accelerator,
         model: nn.Module,
         optimizer: AcceleratedOptimizer,
-        dataset: MapDataset,
+        dataset: MapDataset | Streams,
         *,
         total: int | None = None,
         epochs: int | None = None,
@@ -67,7 +68,7 @@ class AcceleratedLoop(ForeignLoop):
             accelerator: The script's accelerator.
             model: As `accelerator.prepare` returned it.
             optimizer: As `accelerator.prepare` returned it.
-            dataset: The training data: anything with a length and items by index.
+            dataset: As for `Session.prepare`. Streams and mixtures have no epochs.
             total: Steps of the whole run.
             epochs: Epochs of the whole run, instead of its steps: see `epochs`.
             scheduler: As `accelerator.prepare` returned it; it steps once an optimizer step.

@@ -28,6 +28,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from spottrain.data import random_state
 from spottrain.data.items import MapDataset
 from spottrain.data.script_order import OrderFunction
+from spottrain.data.streams.dataset import Streams
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session
 from spottrain.world.failures import UserError
@@ -158,7 +159,7 @@ class SpottrainStrategy(DDPStrategy):
     def __init__(
         self,
         session: Session,
-        dataset: MapDataset,
+        dataset: MapDataset | Streams,
         *,
         collate: Callable[[list[Any]], Any] | None = None,
         shuffle: bool = True,
@@ -171,7 +172,7 @@ class SpottrainStrategy(DDPStrategy):
 
         Args:
             session: What `spottrain.session()` gave.
-            dataset: The training data: anything with a length and items by index.
+            dataset: As for `Session.prepare`.
             collate: Makes a batch from a list of items. None: as torch's DataLoader does.
             shuffle: Read the samples in a random order, a different one in each epoch.
             order: As for `Session.prepare`.
