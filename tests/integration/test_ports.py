@@ -1,4 +1,4 @@
-"""Public scripts, ported: what was drained or lost trains as what was not, on as many ranks and on another number.
+"""Public scripts, ported, train after a drain or a loss as undisturbed ones do, on any number of ranks.
 
 The scripts are in examples/ports, and docs/ports.md has what they need. Real ranks on gloo.
 """
