@@ -16,7 +16,7 @@ from rendered_objects import objects_in
 from spottrain_api.v1alpha1.capacity import PoolType
 from spottrain_local.install import find_helm
 from spottrain_operator.command import main
-from spottrain_operator.objects.placement import TERMS
+from spottrain_operator.objects.placement import TEMPLATES, TERMS
 
 CHART = chart.FILE.parent
 SCHEMA: dict[str, Any] = json.loads(chart_schema.FILE.read_text())
@@ -65,7 +65,8 @@ def test_the_chart_and_the_operator_have_one_limit_for_the_time_between_records(
 def test_the_operator_keeps_off_the_nodes_that_spot_pods_go_to() -> None:
     affinity = yaml.safe_load(chart.FILE.read_text())["affinity"]["nodeAffinity"]
     [term] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    terms = [term for (_, kind), each in TERMS.items() if kind is PoolType.SPOT for term in each]
+    known = (*TERMS.items(), *TEMPLATES.items())
+    terms = [term for (_, kind), each in known if kind is PoolType.SPOT for term in each]
     avoided = [expression | {"operator": "NotIn"} for term in terms for expression in term]
     assert sorted(term["matchExpressions"], key=str) == sorted(avoided, key=str)
 
