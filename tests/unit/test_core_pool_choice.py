@@ -84,12 +84,10 @@ def test_reserved_nodes_come_first_and_are_paid_already() -> None:
     on_demand = pool_of("od", 3.0, capacityType="on-demand")
     spec = spec_of(nodes={"min": 2, "max": 2}, capacity={"onDemand": {"min": 2}, "pools": [on_demand, reserved]})
     assert [price(spec.capacity, ON_DEMAND, each) for each in ("block", "od", None)] == [0.0, 3.0, 3.0]
-    [term] = node_affinity(spec, ON_DEMAND, "block")["requiredDuringSchedulingIgnoredDuringExecution"][
-        "nodeSelectorTerms"
-    ]
-    assert term["matchExpressions"] == [
-        {"key": "eks.amazonaws.com/capacityType", "operator": "In", "values": ["CAPACITY_BLOCK"]}
-    ]
+    required = node_affinity(spec, ON_DEMAND, "block")["requiredDuringSchedulingIgnoredDuringExecution"]
+    of_nodes, of_template = (each["matchExpressions"] for each in required["nodeSelectorTerms"])
+    assert of_nodes == [{"key": "eks.amazonaws.com/capacityType", "operator": "In", "values": ["CAPACITY_BLOCK"]}]
+    assert of_template == [{"key": "capacityType", "operator": "In", "values": ["CAPACITY_BLOCK"]}]
     world = World(spec, seed=4, total_steps=10**6)
     world.add_node(ON_DEMAND, "block")
     world.add_node(ON_DEMAND, "od")
