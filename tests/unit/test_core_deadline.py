@@ -15,7 +15,7 @@ from spottrain_api.v1alpha1.status import ProgressStatus
 from spottrain_operator.core.facts.deadline import deadline_of
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_simulator.clock import at
-from spottrain_simulator.strategies import Outcome, Work, oracle, simulate
+from spottrain_simulator.strategies import Outcome, Work, oracle, simulate, without_fallback
 from spottrain_simulator.synthetic import KINDS, synthetic_trace
 from spottrain_simulator.trace import HOUR, Offer, Trace
 from spottrain_simulator.traced import Cloud, TracedWorld
@@ -185,3 +185,24 @@ def test_twenty_traces(hours: float) -> None:
             print(f"{kind} {seed}: {lived.cost:.1f}, oracle {best.cost:.1f}, {ratios[-1]:.3f}")
     print(f"mean: {sum(ratios) / len(ratios):.3f}")
     assert sum(ratios) / len(ratios) < 1.10
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("stands_in", [True, False], ids=["fallback", "spot alone"])
+def test_twenty_traces_without_a_deadline(stands_in: bool) -> None:
+    """The oracle has as long as the job takes, and one start more. The figures are in docs/benchmarks.md."""
+    work, ratios = Work(steps=24 * 60, step_seconds=60.0), []
+    spec = job() if stands_in else without_fallback(job())
+    for kind in KINDS:
+        for seed in range(4):
+            cloud = Cloud(trace=synthetic_trace(kind, seed, nodes=4), prices={"on-demand": 3.0})
+            lived = simulate(f"{kind} {seed}", spec, cloud, work, seed=seed)
+            assert lived.finish is not None, lived
+            deadline = lived.finish + cloud.boot_seconds + work.restart_seconds
+            best = oracle(spec, cloud, work, deadline)
+            assert best is not None
+            ratios.append(lived.cost / best.cost)
+            print(f"{kind} {seed}: {lived.cost:.1f}, oracle {best.cost:.1f}, {ratios[-1]:.3f}")
+    print(f"mean: {sum(ratios) / len(ratios):.3f}")
+    assert sum(ratios) / len(ratios) < 1.05
