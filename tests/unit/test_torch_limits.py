@@ -23,6 +23,10 @@ from spottrain.world.failures import failure_of
             "placement (Shard(dim=0),)",
             "fewer rows than there are ranks",
         ),
+        (
+            "Operator aten._fused_sgd_.default does not have a sharding strategy registered.",
+            "Make it without fused=True",
+        ),
     ],
 )
 def test_the_error_of_a_limit_says_what_to_do(error: str, advice: str) -> None:

@@ -30,6 +30,10 @@ _LIMITS = (
         "Under FSDP2, this operation would change how a tensor is spread over the ranks, as Muon's does for a matrix "
         "with fewer rows than there are ranks. Use another optimizer for that matrix, or the strategy ddp.",
     ),
+    (
+        r"_fused_\w+\.\w+ does not have a sharding strategy",
+        "Under FSDP2, torch has no fused step of this optimizer. Make it without fused=True, or use ddp.",
+    ),
 )
 
 
