@@ -44,8 +44,9 @@ CHEAP_SECONDS = 0.002
 # A worker that was started by default, and that delivers nothing for so long, hangs: some libraries break after a
 # fork.
 FIRST_BATCH_SECONDS = 60.0
-# Samples that are looked up in the order at once, about.
-_LOOK_UP = 4096
+# Steps that are looked up in the order at once, and their samples, about. It takes a few milliseconds.
+_LOOK_UP_STEPS = 64
+_LOOK_UP_SAMPLES = 4096
 _OF_WORKERS = frozenset({"prefetch_factor", "worker_init_fn", "multiprocessing_context", "timeout"})
 OPTIONS = _OF_WORKERS | {"pin_memory"}
 """Arguments of torch's DataLoader that a script may give."""
@@ -328,7 +329,8 @@ def _planned(batches: Batches, plan: BatchPlan, rank: int, first_step: int) -> I
     Samples of several steps are looked up at once, which takes a small part of the time. The script's own order is
     asked for no epoch before its time.
     """
-    num_steps = max(1, _LOOK_UP // -(-plan.global_batch // plan.world_size)) if batches.order.is_regular else 1
+    share = -(-plan.global_batch // plan.world_size)
+    num_steps = min(_LOOK_UP_STEPS, max(1, _LOOK_UP_SAMPLES // share)) if batches.order.is_regular else 1
     steps = batches.steps_from(first_step)
     while chunk := list(islice(steps, num_steps)):
         planned = [each for step in chunk for each in plan.micro_batches(rank, batches.at(step).positions)]
