@@ -1,8 +1,9 @@
 """Data from shards: spottrain beside MosaicML Streaming, LitData, WebDataset and the loaders of torch.
 
 `make bench-data` writes the same samples as shards of each format, and reads them in each way, in a process of its
-own with two workers. It prints a table and writes it, with a plot, to bench-out/. Ways run in turn in each round, and
-the table shows medians.
+own with two workers: from files, and what can from a local S3 store (SeaweedFS). It prints a table and writes it,
+with a plot, to bench-out/. Ways run in turn in each round, and the table shows medians. It also counts what nodes
+read of a bucket in an epoch in which their number changes three times.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import boto3
 import matplotlib
 
 matplotlib.use("svg")
@@ -25,13 +27,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import clean_up_on_sigterm
-from benchmarks.loading.corpus import SAMPLES_PER_SHARD
+from benchmarks.checkpoint.s3 import BUCKET, s3_server
+from benchmarks.loading.corpus import FORMATS, SAMPLES_PER_SHARD
 from benchmarks.loading.measure import BATCH
 from benchmarks.loading.readers import WAYS
 
 TIMEOUT_SECONDS = 600
 MEASURES = {
     "samples_per_second": ("samples a second", "{:,.0f}"),
+    "microseconds": ("µs of processor time a sample", "{:,.0f}"),
     "wait": ("waiting, 20 ms a sample and a step", "{:.1%}"),
     "seconds_to_resume": ("seconds to the first batch of a resume", "{:.2f}"),
     "mebibytes": ("MiB of memory", "{:,.0f}"),
@@ -39,31 +43,54 @@ MEASURES = {
 Result = dict[str, float]
 
 
-def run(folder: Path, peers: Path, num_shards: int, rounds: int) -> dict[str, Result]:
-    """Measure all ways; medians."""
-    results: dict[str, list[Result]] = {way: [] for way in WAYS}
+def run(folder: Path, peers: Path, num_shards: int, rounds: int, bucket: dict[str, str]) -> dict[str, Result]:
+    """Measure all ways; medians. `bucket` is the environment of its clients."""
+    stores = [(way, "") for way in WAYS] + [(way, f"s3://{BUCKET}") for way in WAYS if WAYS[way].reads_bucket]
+    results: dict[str, list[Result]] = {}
     for number in range(rounds):
-        for way, found in results.items():
-            print(f"Round {number + 1}: {way} ...", file=sys.stderr, flush=True)
+        for way, uri in stores:
+            name = f"{way}, from S3" if uri else way
+            print(f"Round {number + 1}: {name} ...", file=sys.stderr, flush=True)
             # Both have the same torch. The peers' may have an older numpy.
             python = sys.executable if way.startswith("spottrain") else str(peers)
-            arguments = [way, str(folder), "--batches", str(num_shards * SAMPLES_PER_SHARD // BATCH)]
-            found.append(_measured(python, *arguments) | _measured(python, *arguments, "--resume"))
+            num_batches = num_shards * SAMPLES_PER_SHARD // BATCH
+            arguments = ["measure", way, str(folder), "--batches", str(num_batches), "--bucket", uri]
+            results.setdefault(name, []).append(_printed(python, *arguments, environment=bucket))
     return {
         way: {name: statistics.median(each[name] for each in found) for name in MEASURES}
         for way, found in results.items()
     }
 
 
-def _measured(python: str, *arguments: str) -> Result:
-    command = [python, "-W", "ignore", "-m", "benchmarks.loading.measure", *arguments]
+def _printed(python: str, module: str, *arguments: str, environment: dict[str, str]) -> Result:
+    """What a module prints in a process of its own."""
+    command = [python, "-W", "ignore", "-m", f"benchmarks.loading.{module}", *arguments]
     # As in a rank: other threads would take the cores from the workers.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_SECONDS
+        command,
+        env=os.environ | threads | environment,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
     )
     found: Result = json.loads(done.stdout.strip().splitlines()[-1])
     return found
+
+
+def upload(folder: Path, environment: dict[str, str]) -> None:
+    """Copy the shards and their indices into the bucket."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=environment["AWS_ENDPOINT_URL_S3"],
+        aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
+        region_name=environment["AWS_REGION"],
+    )
+    for format in FORMATS:
+        for file in filter(Path.is_file, (folder / format).iterdir()):
+            client.upload_file(str(file), BUCKET, f"{format}/{file.name}")
 
 
 def print_table(results: dict[str, Result]) -> None:
@@ -74,7 +101,7 @@ def print_table(results: dict[str, Result]) -> None:
 
 
 def plot(results: dict[str, Result], path: Path) -> None:
-    figure, panels = plt.subplots(1, len(MEASURES), figsize=(15, 3.6), sharey=True)
+    figure, panels = plt.subplots(1, len(MEASURES), figsize=(18, 4.8), sharey=True)
     colors = ["C1" if way.startswith("spottrain") else "C0" for way in results]
     for axes, (name, (title, form)) in zip(panels, MEASURES.items(), strict=True):
         values = [result[name] for result in results.values()]
@@ -99,12 +126,17 @@ def main() -> None:
     corpus = [str(arguments.peers), "-m", "benchmarks.loading.corpus", str(folder), "--shards", str(arguments.shards)]
     subprocess.run(corpus, check=True)
     try:
-        results = run(folder, arguments.peers.absolute(), arguments.shards, arguments.rounds)
+        with s3_server(folder / "s3") as environment:
+            upload(folder, environment)
+            results = run(folder, arguments.peers.absolute(), arguments.shards, arguments.rounds, environment)
+        resizes = _printed(sys.executable, "resizes", str(folder), environment={})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print_table(results)
+    for chosen, share in resizes.items():
+        print(f"6, 4, 3 and 6 nodes in one epoch of 1,000 shards read {share:.3f} times the data with {chosen}.")
     plot(results, out / "data.svg")
-    (out / "data.json").write_text(json.dumps(results, indent=1))
+    (out / "data.json").write_text(json.dumps({"ways": results, "resizes": resizes}, indent=1))
     print(f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}. Written to {out}.")
 
 

@@ -61,6 +61,16 @@ def write_chunks(folder: Path, num_shards: int) -> None:
     )
 
 
+def make_indices(folder: Path) -> None:
+    """Make spottrain's indices. MDS is read with MosaicML's own."""
+    from spottrain.data.shards.formats import Tar, Tokens
+    from spottrain.data.shards.make_index import make_index
+    from spottrain.data.shards.store import ShardPlace
+
+    make_index(ShardPlace.of(f"file://{folder}/bin/*.bin"), Tokens(context=CONTEXT))
+    make_index(ShardPlace.of(f"file://{folder}/tar/*.tar"), Tar())
+
+
 FORMATS: dict[str, Callable[[Path, int], None]] = {
     "bin": write_bin,
     "tar": write_tar,
@@ -92,3 +102,4 @@ if __name__ == "__main__":
     arguments.folder.mkdir(parents=True)
     for name, write in FORMATS.items():
         write(arguments.folder / name, arguments.shards)
+    make_indices(arguments.folder.absolute())

@@ -1,4 +1,4 @@
-"""One way to read, measured: `python -m benchmarks.loading.measure WAY FOLDER [--resume]`. It prints JSON."""
+"""One way to read, measured: `python -m benchmarks.loading.measure WAY FOLDER`. It prints JSON."""
 
 from __future__ import annotations
 
@@ -26,20 +26,26 @@ Open = Callable[..., Batches]
 
 
 def epoch(open_batches: Open, state_file: Path, num_batches: int) -> dict[str, float]:
-    """Read an epoch: samples a second after the first batch, memory, and the state at its half for `resume`."""
-    batches, paused, memory = open_batches(batch=BATCH), 0.0, 0
+    """Read an epoch: samples a second and processor time after the first batch, memory, and a state at its half."""
+    batches, memory = open_batches(batch=BATCH), 0
+    seconds = microseconds = 0.0
     with closing(batches):
         next(batches.batches)
-        started = time.monotonic()
-        for count in range(2, num_batches + 1):
-            next(batches.batches)
-            if count == num_batches // 2:
-                before = time.monotonic()
-                torch.save(batches.state(count), state_file)
+        for first, last in ((2, num_batches // 2), (num_batches // 2 + 1, num_batches)):
+            started, used = time.monotonic(), _processor_seconds()
+            for _ in range(first, last + 1):
+                next(batches.batches)
+            seconds += time.monotonic() - started
+            microseconds += 1e6 * (_processor_seconds() - used)
+            if not memory:
                 memory = _memory()
-                paused = time.monotonic() - before
-        seconds = time.monotonic() - started - paused
-    return {"samples_per_second": BATCH * (num_batches - 1) / seconds, "mebibytes": memory / 2**20}
+                torch.save(batches.state(last), state_file)
+    num_samples = BATCH * (num_batches - 1)
+    return {
+        "samples_per_second": num_samples / seconds,
+        "microseconds": microseconds / num_samples,
+        "mebibytes": memory / 2**20,
+    }
 
 
 def slow(open_batches: Open) -> dict[str, float]:
@@ -72,8 +78,14 @@ def _memory() -> int:
     return sum(each.memory_full_info().pss for each in (own, *own.children(recursive=True)))
 
 
+def _processor_seconds() -> float:
+    """Of this process and its children."""
+    own = psutil.Process()
+    return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children(recursive=True)))
+
+
 @contextmanager
-def opener(way: str, folder: Path) -> Iterator[Open]:
+def opener(way: str, folder: Path, bucket: str) -> Iterator[Open]:
     """Opens batches of a way, each time on a node that has no shards yet. Its modules are imported."""
     chosen = WAYS[way]
     for module in chosen.imports:
@@ -82,7 +94,7 @@ def opener(way: str, folder: Path) -> Iterator[Open]:
 
         def open_batches(*, batch: int, delay: float = 0.0, state: object = None) -> Batches:
             empty = Path(tempfile.mkdtemp(dir=cache))
-            reading = Reading(folder=folder, cache=empty, batch=batch, workers=WORKERS, delay=delay)
+            reading = Reading(folder=folder, cache=empty, batch=batch, workers=WORKERS, bucket=bucket, delay=delay)
             return chosen.read(chosen.format, reading, state)
 
         yield open_batches
@@ -93,14 +105,12 @@ def main() -> None:
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--batches", type=int, required=True)
-    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--bucket", default="", help="Its URI, to read from there.")
     arguments = parser.parse_args()
     state_file = arguments.folder / f"{arguments.way.replace(' ', '-')}.state"
-    with opener(arguments.way, arguments.folder) as open_batches:
-        if arguments.resume:
-            found = resume(open_batches, state_file)
-        else:
-            found = epoch(open_batches, state_file, arguments.batches) | slow(open_batches)
+    with opener(arguments.way, arguments.folder, arguments.bucket) as open_batches:
+        found = epoch(open_batches, state_file, arguments.batches)
+        found |= slow(open_batches) | resume(open_batches, state_file)
         print(json.dumps(found), flush=True)
 
 

@@ -25,6 +25,7 @@ class Reading:
 
     Attributes:
         folder: Has the shards, in a folder for each format.
+        bucket: URI of a bucket with the same, to read from there; empty for the files.
         cache: An empty folder, for ways that copy shards to the node.
         batch: Samples of a batch.
         workers: Processes that read ahead.
@@ -35,7 +36,12 @@ class Reading:
     cache: Path
     batch: int
     workers: int
+    bucket: str = ""
     delay: float = 0.0
+
+    def place(self, format: str) -> str:
+        """Where the shards of a format are: a folder, or a URI."""
+        return f"{self.bucket or self.folder}/{format}"
 
     def decode(self, sample: Any) -> torch.Tensor:
         if self.delay:
@@ -65,18 +71,13 @@ def ours(format: str, reading: Reading, state: Any) -> Batches:
     from spottrain.data.loader import Data
     from spottrain.data.rank_data import RankData
     from spottrain.data.shards.formats import Mds, ShardFormat, Tar, Tokens
-    from spottrain.data.shards.index import INDEX_KEY
-    from spottrain.data.shards.make_index import make_index
-    from spottrain.data.shards.store import ShardPlace
 
     formats: dict[str, ShardFormat] = {
         "bin": Tokens(context=CONTEXT),
         "tar": Tar(decode=lambda sample: reading.decode(sample["npy"])),
         "mds": Mds(decode=lambda sample: reading.decode(sample["x"])),
     }
-    uri = f"file://{reading.folder}/{format}/*.{format}"
-    if not (reading.folder / format / INDEX_KEY).exists():
-        make_index(ShardPlace.of(uri), formats[format])
+    uri = f"{'' if reading.bucket else 'file://'}{reading.place(format)}/*.{format}"
     data = Shards(uri, format=formats[format], cache=reading.cache, cache_bytes=CACHE_BYTES)
     rank = RankData(
         data=Data(data, num_workers=reading.workers),
@@ -99,7 +100,7 @@ def mosaic(format: str, reading: Reading, state: Any) -> Batches:
             return reading.decode(super().__getitem__(at)["x"])
 
     data = Tokens(
-        remote=str(reading.folder / format),
+        remote=reading.place(format),
         local=str(reading.cache),
         batch_size=reading.batch,
         shuffle=True,
@@ -113,6 +114,7 @@ def mosaic(format: str, reading: Reading, state: Any) -> Batches:
 
 
 def litdata(format: str, reading: Reading, state: Any) -> Batches:
+    """Its client of S3 needs TLS, which the local store does not have: files alone."""
     from litdata import StreamingDataLoader, StreamingDataset
 
     data = StreamingDataset(
@@ -196,21 +198,23 @@ class Way:
         read: How it reads.
         format: Of the shards.
         imports: Modules that a script has imported before it reads.
+        reads_bucket: Whether it is measured with a bucket, too.
     """
 
     read: Read
     format: str
     imports: tuple[str, ...]
+    reads_bucket: bool = False
 
 
-_OURS = ("spottrain.data.rank_data", "spottrain.data.shards.formats", "spottrain.data.shards.make_index")
+_OURS = ("spottrain.data.rank_data", "spottrain.data.shards.formats")
 WAYS: dict[str, Way] = {
-    "spottrain, MDS": Way(ours, "mds", _OURS),
-    "MosaicML Streaming, MDS": Way(mosaic, "mds", ("streaming",)),
+    "spottrain, MDS": Way(ours, "mds", _OURS, reads_bucket=True),
+    "MosaicML Streaming, MDS": Way(mosaic, "mds", ("streaming",), reads_bucket=True),
     "LitData, its chunks": Way(litdata, "chunks", ("litdata",)),
-    "spottrain, tar": Way(ours, "tar", _OURS),
+    "spottrain, tar": Way(ours, "tar", _OURS, reads_bucket=True),
     "WebDataset, tar": Way(webdataset, "tar", ("webdataset",)),
-    "spottrain, tokens": Way(ours, "bin", _OURS),
+    "spottrain, tokens": Way(ours, "bin", _OURS, reads_bucket=True),
     "StatefulDataLoader, mapped tokens": Way(stateful, "bin", ("torchdata.stateful_dataloader",)),
     "torch DataLoader, mapped tokens": Way(plain, "bin", ()),
 }
