@@ -15,7 +15,7 @@ import pytest
 from minimal_job import MINIMAL
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
-from spottrain_operator.objects.placement import fits, node_affinity
+from spottrain_operator.objects.placement import fits, node_affinity, of_nodes
 
 OD, SPOT = CapacityType.ON_DEMAND, CapacityType.SPOT
 INSTANCE = {
@@ -78,6 +78,14 @@ def test_a_pools_own_label_is_one_of_the_group_or_a_tag() -> None:
     custom = pool | {"provider": "custom"}
     assert expected(INSTANCE | {"team.example/pool": "g6"}, SPOT, custom)
     assert not expected(INSTANCE, SPOT, custom)
+
+
+def test_kueue_sees_the_terms_of_nodes_alone() -> None:
+    """To it, a term without a label of its flavors fits each of them: on-demand and spot quota would be one."""
+    spec = TrainingJobSpec.model_validate(MINIMAL | {"capacity": {"pools": [POOL]}})
+    found = of_nodes(node_affinity(spec, SPOT, None))["requiredDuringSchedulingIgnoredDuringExecution"]
+    [term] = found["nodeSelectorTerms"]
+    assert [each["key"] for each in term["matchExpressions"]] == ["eks.amazonaws.com/capacityType"]
 
 
 @pytest.mark.parametrize("provider", ["karpenter", "gke", "aks", "oke", "together"])

@@ -19,6 +19,7 @@ from spottrain_operator.kube.resources import (
     Manifest,
 )
 from spottrain_operator.objects.observe import job_view
+from spottrain_operator.objects.placement import of_nodes
 from spottrain_operator.objects.workloads import content_of, workload_view
 from world.faults import Fault
 from world.kueue import MemoryKueue, is_true, nodes_of
@@ -167,7 +168,7 @@ async def test_a_workload_asks_for_what_pods_ask_for_and_no_more() -> None:
             [pod] = [p for p in queue.cluster.pods.values() if pod_set["name"] in p["spec"]["nodeName"]][:1]
             real = pod["spec"]
             assert template["containers"] == [{"name": "trainer", "resources": real["containers"][0]["resources"]}]
-            assert template["affinity"] == {"nodeAffinity": real["affinity"]["nodeAffinity"]}
+            assert template["affinity"] == {"nodeAffinity": of_nodes(real["affinity"]["nodeAffinity"])}
             assert (template["nodeSelector"], template["tolerations"]) == ({"a": "b"}, real["tolerations"])
     assert {name: nodes_of(each) for (_, name), each in queue.cluster.workloads.items()} == {
         queue.minimum["metadata"]["name"]: 2,

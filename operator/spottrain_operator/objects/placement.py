@@ -212,6 +212,21 @@ def node_affinity(
     return {"requiredDuringSchedulingIgnoredDuringExecution": required}
 
 
+def of_nodes(affinity: Mapping[str, Any]) -> dict[str, Any]:
+    """The node affinity without the terms for nodes that an autoscaler makes up.
+
+    Kueue takes a term without any label of its flavors for one that fits them all.
+    """
+    made_up = [each for terms in TEMPLATES.values() for term in terms for each in term]
+    required = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    terms = [
+        term
+        for term in required["nodeSelectorTerms"]
+        if not any(each in made_up for each in term["matchExpressions"])
+    ]
+    return {**affinity, "requiredDuringSchedulingIgnoredDuringExecution": {**required, "nodeSelectorTerms": terms}}
+
+
 def tolerations(
     spec: TrainingJobSpec, capacity_type: CapacityType, pool: str | None, site: Site = DEFAULT_SITE
 ) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from spottrain_operator.kube.resources import (
     Manifest,
 )
 from spottrain_operator.objects.control_address import ControlAddress
-from spottrain_operator.objects.placement import DEFAULT_SITE, Site
+from spottrain_operator.objects.placement import DEFAULT_SITE, Site, of_nodes
 from spottrain_operator.objects.pods import JobRef, build_pod
 
 # What Kueue counts of a pod, and by what it chooses flavors.
@@ -73,7 +73,11 @@ def _template(job: JobView, capacity_type: CapacityType, site: Site) -> Manifest
         for kind in ("containers", "initContainers")
         if kind in pod
     }
-    return {"spec": _only(pod, _COUNTED) | containers | {"affinity": _only(pod["affinity"], ("nodeAffinity",))}}
+    return {
+        "spec": _only(pod, _COUNTED)
+        | containers
+        | {"affinity": {"nodeAffinity": of_nodes(pod["affinity"]["nodeAffinity"])}}
+    }
 
 
 def _only(found: Manifest, keys: tuple[str, ...]) -> Manifest:
