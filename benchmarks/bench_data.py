@@ -134,7 +134,7 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     print_table(results)
     for chosen, share in resizes.items():
-        print(f"6, 4, 3 and 6 nodes in one epoch of 1,000 shards read {share:.3f} times the data with {chosen}.")
+        print(f"In one epoch of 1,000 shards, {share:.3f} times the data is read with {chosen}.")
     plot(results, out / "data.svg")
     (out / "data.json").write_text(json.dumps({"ways": results, "resizes": resizes}, indent=1))
     print(f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}. Written to {out}.")

@@ -62,13 +62,15 @@ def write_chunks(folder: Path, num_shards: int) -> None:
 
 
 def make_indices(folder: Path) -> None:
-    """Make spottrain's indices. MDS is read with MosaicML's own."""
-    from spottrain.data.shards.formats import Tar, Tokens
+    """Make spottrain's indices of what is there. MDS is read with MosaicML's own."""
+    from spottrain.data.shards.formats import ShardFormat, Tar, Tokens
     from spottrain.data.shards.make_index import make_index
     from spottrain.data.shards.store import ShardPlace
 
-    make_index(ShardPlace.of(f"file://{folder}/bin/*.bin"), Tokens(context=CONTEXT))
-    make_index(ShardPlace.of(f"file://{folder}/tar/*.tar"), Tar())
+    formats: dict[str, ShardFormat] = {"bin": Tokens(context=CONTEXT), "tar": Tar()}
+    for name, kind in formats.items():
+        if (folder / name).exists():
+            make_index(ShardPlace.of(f"file://{folder}/{name}/*.{name}"), kind)
 
 
 FORMATS: dict[str, Callable[[Path, int], None]] = {

@@ -1,7 +1,7 @@
 """Bytes that nodes read of a bucket while the run changes its size: `python -m benchmarks.loading.resizes FOLDER`.
 
-An epoch of 1,000 small shards is read by 6, 4, 3 and 6 nodes in turn, a quarter each. Each node has a cache of its
-own. Nodes that stay keep theirs, and those that come begin with an empty one. It prints JSON.
+An epoch of 1,000 small shards is read by nodes of changing number, such as 6, 4, 3 and 6, a quarter each. Each node
+has a cache of its own. Nodes that stay keep theirs, and those that come begin with an empty one. It prints JSON.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,22 +23,22 @@ from spottrain.data.shards.store import ShardPlace
 NUM_SHARDS = 1000
 SAMPLES_PER_SHARD = 24
 BATCH = 24
-NODES = (6, 4, 3, 6)
-LANES_AND_WINDOWS = ((8, 4), (12, 4), (12, 2))
+NODES = ((6, 4, 3, 6), (4, 2, 1, 4), (8, 5, 7, 8))
+LANES_AND_WINDOWS = ((8, 4), (12, 2), (24, 1))
 TOKENS = Tokens(context=16)
 
 
-def measure(folder: Path, lanes: int, window: int) -> float:
+def measure(folder: Path, nodes: Sequence[int], lanes: int, window: int) -> float:
     """Bytes that all nodes have fetched, as a share of the data."""
     caches: list[Shards] = []
     fetched, num_steps = 0, NUM_SHARDS * SAMPLES_PER_SHARD // BATCH
-    for quarter, num_nodes in enumerate(NODES):
+    for quarter, num_nodes in enumerate(nodes):
         fetched += sum(_fetched(each) for each in caches[num_nodes:])
         caches = caches[:num_nodes]
-        caches += [_opened(folder, lanes, window) for _ in range(num_nodes - len(caches))]
+        caches += [_opened(folder, min(nodes), lanes, window) for _ in range(num_nodes - len(caches))]
         plan = BatchPlan(global_batch=BATCH, micro_batch=BATCH, world_size=num_nodes)
         order = caches[0].order(seed=1, shuffle=True, global_batch=BATCH)
-        for step in range(quarter * num_steps // len(NODES), (quarter + 1) * num_steps // len(NODES)):
+        for step in range(quarter * num_steps // len(nodes), (quarter + 1) * num_steps // len(nodes)):
             for node, shards in enumerate(caches):
                 share = plan.share(node, range(step * BATCH, (step + 1) * BATCH))
                 shards.__getitems__(order.samples(share).tolist())
@@ -53,10 +54,10 @@ def write(folder: Path) -> None:
     make_index(ShardPlace.of(_uri(folder)), TOKENS)
 
 
-def _opened(folder: Path, lanes: int, window: int) -> Shards:
+def _opened(folder: Path, fewest: int, lanes: int, window: int) -> Shards:
     cache = Path(tempfile.mkdtemp(dir=folder))
     # Room for twice the shards that a node of the smallest world reads side by side.
-    room = 2 * -(-lanes // min(NODES)) * (window + 1) * 2 * (SAMPLES_PER_SHARD * TOKENS.context + 1)
+    room = 2 * -(-lanes // fewest) * (window + 1) * 2 * (SAMPLES_PER_SHARD * TOKENS.context + 1)
     return Shards(_uri(folder), format=TOKENS, cache=cache, cache_bytes=room, window=window, lanes=lanes)
 
 
@@ -74,8 +75,12 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         write(Path(folder))
-        found = {f"lanes={lanes}, window={window}": (lanes, window) for lanes, window in LANES_AND_WINDOWS}
-        print(json.dumps({name: measure(Path(folder), *chosen) for name, chosen in found.items()}))
+        found = {
+            f"nodes={nodes}, lanes={lanes}, window={window}": measure(Path(folder), nodes, lanes, window)
+            for nodes in NODES
+            for lanes, window in LANES_AND_WINDOWS
+        }
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -171,6 +171,7 @@ def test_what_would_give_no_table_is_refused_before_the_work(
 
 def test_ways_to_read_shards_get_the_same_samples(tmp_path: Path) -> None:
     corpus.write_bin(tmp_path / "bin", num_shards=1)
+    corpus.make_indices(tmp_path)
 
     def read(read_batches: readers.Read, name: str) -> list[list[int]]:
         reading = readers.Reading(folder=tmp_path, cache=tmp_path / name, batch=50, workers=0)

@@ -44,8 +44,8 @@ class Shards:
         format: str | ShardFormat,
         cache: str | Path,
         cache_bytes: int,
-        window: int = 4,
-        lanes: int = 8,
+        window: int = 1,
+        lanes: int = 24,
         max_undecodable: int = 0,
         endpoint_url: str | None = None,
     ) -> None:
@@ -58,8 +58,8 @@ class Shards:
             cache: Folder for shards on this node, shared by its ranks and workers.
             cache_bytes: Bytes that the cache may hold.
             window: Shards in which samples are shuffled. A larger one shuffles better, and needs a larger cache.
-            lanes: Parts of an epoch that are read side by side. At least as many as there are ever nodes, so that
-                no two nodes read the same shards.
+            lanes: Parts of an epoch that are read side by side. Best a multiple of each number of nodes that is
+                common, so that no two nodes read the same shards.
             max_undecodable: How many samples a node may leave out because they can't be decoded. In place of such a
                 sample, all world sizes read the next one of its shard that can be, and after the last one the first.
             endpoint_url: Address of an S3- or GCS-compatible server, or of Azure's storage account. None:
