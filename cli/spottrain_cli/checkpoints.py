@@ -278,10 +278,13 @@ def _damage(storage: CheckpointStorage, commit: Commit) -> str | None:
 
 
 def _parts(manifest: Manifest) -> dict[str, dict[str, Any]]:
-    """Group the tensors by part of the state: model, optimizer, …"""
+    """Group the tensors that are no rank's own by part of the state: model, optimizer, …"""
+    from spottrain.checkpoint.format.codec import OF_A_RANK
+
     parts: dict[str, dict[str, Any]] = {}
     for fqn, tensor in manifest.tensors.items():
-        parts.setdefault(fqn.partition(".")[0], {})[fqn] = tensor
+        if (part := fqn.partition(".")[0]) != OF_A_RANK:
+            parts.setdefault(part, {})[fqn] = tensor
     return parts
 
 

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spottrain.checkpoint.checkpointer import Checkpointer
 from spottrain.checkpoint.errors import CheckpointError, RanksDiffer, SaveFailed, StorageUnavailable
+from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.commits import Commit
 from spottrain.checkpoint.format.manifest import BLOCK_BYTES
 from spottrain.checkpoint.saving.retention import Retention
@@ -100,7 +101,8 @@ class Rank:
         return self.checkpointer.save_in_background(self.state(), step=step, **self._values())
 
     def _values(self) -> dict[str, Any]:
-        state = {"rank": self.rank, "rng": torch.get_rng_state().numpy().tobytes()}
+        large = torch.full((1 << 15,), float(self.rank))
+        state = {"rank": self.rank, "rng": torch.get_rng_state().numpy().tobytes(), "large": large}
         return {"extra": {"loss": 0.5}, "rank_state": state}
 
     def whole(self) -> dict[str, torch.Tensor]:
@@ -137,7 +139,10 @@ def load(me: Rank) -> None:
     assert newest is not None
     me.train(1)
     state = me.state()
-    loaded = me.checkpointer.load(lambda _: state, newest)
+    loaded = me.checkpointer.load(lambda _: state, newest, ranks=range)
+    for number, of_rank in enumerate(loaded.rank_states):
+        large = codec.join(of_rank, loaded.rank_tensors)["large"]
+        assert torch.equal(large, torch.full((1 << 15,), float(number)))
     set_state_dict(me.model, me.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     expected = torch.load(me.folder / f"step-{newest.step}.pt", weights_only=True)
     found = me.whole()

@@ -19,7 +19,7 @@ from spottrain.checkpoint.format.attempt import Attempt
 from spottrain.checkpoint.format.commits import Commit, Head
 from spottrain.checkpoint.format.head import fence
 from spottrain.checkpoint.format.manifest import Receipt
-from spottrain.checkpoint.loading.loader import Loaded, Loader, Room
+from spottrain.checkpoint.loading.loader import Loaded, Loader, Ranks, Room, own_alone
 from spottrain.checkpoint.peers.replicas import Replicas
 from spottrain.checkpoint.saving.alike import Alike, Path
 from spottrain.checkpoint.saving.committer import Committer
@@ -134,7 +134,7 @@ class Checkpointer:
         """The `extra` of the newest commit with a whole manifest; {} without one. It is the same on all ranks."""
         return self._loader.newest_extra()
 
-    def load(self, room: Room, commit: Commit, *, frozen: Collection[str] = ()) -> Loaded:
+    def load(self, room: Room, commit: Commit, *, frozen: Collection[str] = (), ranks: Ranks = own_alone) -> Loaded:
         """Read a checkpoint into the tensors that `room` makes.
 
         Bytes are verified before they reach a tensor. If any rank fails, all ranks raise.
@@ -144,6 +144,7 @@ class Checkpointer:
                 in shards; other values don't count.
             commit: What to read.
             frozen: Names of tensors that aren't trained, as `codec.split` returns them.
+            ranks: Whose own state is needed besides what this rank has saved.
 
         Returns:
             The checkpoint, with the tensors of `room` in its state.
@@ -153,7 +154,7 @@ class Checkpointer:
             CheckpointMismatch: The checkpoint doesn't fit what `room` makes, which stays as it was.
             StorageError: The store can't be read.
         """
-        loaded = self._loader.load(room, frozen, lambda: self._loader.open(commit))
+        loaded = self._loader.load(room, frozen, ranks, lambda: self._loader.open(commit))
         if self._committer is not None:
             self._committer.resumed_from_step = commit.step
         return loaded
@@ -165,10 +166,11 @@ class Checkpointer:
         checkpoint: ReplicatedStep,
         *,
         frozen: Collection[str] = (),
+        ranks: Ranks = own_alone,
     ) -> Loaded:
         """Load as `load` does, from members' memory. HEAD doesn't name this step yet: save it first of all."""
         found = replicas.read(checkpoint)
-        return self._loader.load(room, frozen, lambda: found)
+        return self._loader.load(room, frozen, ranks, lambda: found)
 
     def prepare(
         self,
@@ -187,7 +189,7 @@ class Checkpointer:
         """
 
         def work() -> Parts:
-            parts = Parts.of(state, frozen, extra, None, alike, self._frozen)
+            parts = Parts.of(state, frozen, extra, None, alike, self._frozen, self._rank)
             trial()
             return parts
 
@@ -383,7 +385,10 @@ class Checkpointer:
         """
         self._room = self._free_bytes()  # before any rank of this node allocates, as ranks wait for each other below
         found = result_or_error(
-            lambda: (Parts.of(state, frozen, extra, rank_state, alike, self._frozen), self._is_unsaved(unless_saved))
+            lambda: (
+                Parts.of(state, frozen, extra, rank_state, alike, self._frozen, self._rank),
+                self._is_unsaved(unless_saved),
+            )
         )
         is_busy = self._current is not None and not self._current.done
         return self._comparison.of_save(found, is_busy=is_busy)

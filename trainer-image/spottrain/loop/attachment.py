@@ -95,7 +95,7 @@ class Attachment:
             for name, each in self.by_rank.items()
         }
         try:
-            codec.encode(rank_states_of(made))
+            codec.encode_of_rank(rank_states_of(made), rank)
         except UnsupportedState as error:
             raise UserError(str(error)) from error
         return made

@@ -26,7 +26,7 @@ Remap = Callable[[list[dict[str, Any]], int, int], dict[str, Any]]
 class ByRank:
     """State of each rank's own, to be given to `Session.attach` by name.
 
-    A commit holds that of each rank, and a resume with as many ranks restores it. Its tensors have 1 MiB in all.
+    A commit holds that of each rank, and a resume with as many ranks restores it, with tensors on the CPU.
 
     Attributes:
         value: A list, a dict, an array, or an object with state_dict and load_state_dict.
@@ -79,7 +79,7 @@ class RankPart:
             own: dict[str, Any] = loaded.rank_state["parts"][name]
             return own
         if callable(self.at_another_size):
-            every = [codec.decode(saved["parts"][name]) for saved in loaded.rank_states]
+            every = [codec.join(saved["parts"][name], loaded.rank_tensors) for saved in loaded.rank_states]
             return self.at_another_size(every, self.rank, self.world_size)
         if self.at_another_size == "drop":
             return None
@@ -87,6 +87,10 @@ class RankPart:
             f"The checkpoint at step {loaded.step} holds {name} of {len(loaded.rank_states)} ranks, and there are "
             f"{self.world_size} now. Resume with as many ranks, or {advice_on(self.part)}."
         )
+
+    def needs_every_rank(self, num_saved: int) -> bool:
+        """Whether it is made of the states of all ranks that saved."""
+        return callable(self.at_another_size) and (self.is_dealt or num_saved != self.world_size)
 
 
 def rank_states_of(parts: Mapping[str, RankPart]) -> dict[str, Any]:

@@ -124,7 +124,9 @@ class StateRestorer:
         if newest is not None and (found.step <= newest.step or found.generation < newest.generation):
             return None
         try:
-            loaded = checkpointer.load_replica(state.room, self.replicas, found, frozen=state.frozen())
+            loaded = checkpointer.load_replica(
+                state.room, self.replicas, found, frozen=state.frozen(), ranks=state.ranks
+            )
         except CheckpointError as error:
             if newest is None:  # some tensors may be filled already, and there is no commit to fill them from
                 raise StorageUnavailable(
@@ -167,13 +169,13 @@ class StateRestorer:
         """The newest commit that is not damaged; `newest` is set to it."""
         room, frozen = state.room, state.frozen()
         try:
-            return checkpointer.load(room, newest, frozen=frozen)
+            return checkpointer.load(room, newest, frozen=frozen, ranks=state.ranks)
         except CorruptCheckpoint as error:
             logger.warning("%s Looking for an older commit that is not damaged.", error)
             self.newest = checkpointer.latest(verify=True)
             if self.newest is None:
                 raise
-            loaded = checkpointer.load(room, self.newest, frozen=frozen)
+            loaded = checkpointer.load(room, self.newest, frozen=frozen, ranks=state.ranks)
             self.reports.warn(
                 f"The checkpoint at step {newest.step} is damaged, and training continues from the one before it, "
                 f"step {loaded.step}. {error}"

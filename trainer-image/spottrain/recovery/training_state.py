@@ -189,6 +189,10 @@ class TrainingState:
         else:
             random_state.seed_everything(seed, step=loaded.step, rank=rank)
 
+    def ranks(self, num_saved: int) -> range:
+        """The ranks whose own state this one needs of a commit, besides what it has saved itself."""
+        return range(num_saved if any(each.needs_every_rank(num_saved) for each in self.by_rank.values()) else 0)
+
     def rank_state(self) -> dict[str, Any]:
         """Plain values of this rank's own: its random numbers, and its parts."""
         return {"random": random_state.capture(), "parts": rank_states_of(self.by_rank)}

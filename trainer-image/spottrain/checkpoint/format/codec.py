@@ -24,6 +24,10 @@ Tensors = dict[str, torch.Tensor]
 
 # Limit of the tensors among plain values, in total: they are read with every manifest.
 MAX_INLINE_BYTES = 1 << 20
+# Of these, what the state of a rank has at most: a manifest has those of all ranks.
+_OF_A_RANK_BYTES = 64 << 10
+# With this begin the names of a rank's own tensors, and those of no part.
+OF_A_RANK = "$rank"
 # Levels of JSON in a state. Parsers such as pydantic's stop at some two hundred, writers don't.
 MAX_LEVELS = 180
 _SHOWN_LEVELS = 5
@@ -106,12 +110,35 @@ def encode(value: Any) -> Json:
                 f"checkpoint stores tensors of {MAX_INLINE_BYTES >> 20} MiB in total. "
                 "Keep large ones in a part of the script's own (stateful)."
             )
-        values = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-        data = values.reshape(-1).view(torch.uint8).numpy().tobytes()
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return {"$small_tensor": [dtype, list(tensor.shape), base64.b64encode(data).decode()]}
+        return _small(tensor)
 
     return _encode(value, (), inline)
+
+
+def encode_of_rank(value: Any, rank: int) -> tuple[Tensors, Json]:
+    """Encode a rank's own plain values, with their tensors apart from the first ones of 64 KiB on.
+
+    Returns:
+        The tensors by names that no other rank has, and the JSON. `join` puts them together again.
+
+    Raises:
+        UnsupportedState: As `encode`, but for the size.
+    """
+    tensors: Tensors = {}
+    room = _OF_A_RANK_BYTES
+
+    def place(path: tuple[str, ...], tensor: Any) -> Json:
+        nonlocal room
+        if not is_plain(tensor):
+            raise _unsupported(path, tensor)
+        if tensor.nbytes <= room:
+            room -= tensor.nbytes
+            return _small(tensor)
+        name = f"{OF_A_RANK}.{rank}.{len(tensors)}"
+        tensors[name] = tensor.detach()
+        return {"$tensor": name}
+
+    return tensors, _encode(value, (), place)
 
 
 def decode(tree: Json) -> Any:
@@ -245,6 +272,13 @@ def _small_tensor(dtype: str, shape: list[int], data: bytes) -> torch.Tensor:
     if list(tensor.shape) != shape:  # it held a -1, which torch has replaced
         raise ValueError(f"{shape!r} is not a valid shape")
     return tensor
+
+
+def _small(tensor: torch.Tensor) -> Json:
+    values = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    data = values.reshape(-1).view(torch.uint8).numpy().tobytes()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"$small_tensor": [dtype, list(tensor.shape), base64.b64encode(data).decode()]}
 
 
 def _unsupported(path: tuple[str, ...], value: object) -> UnsupportedState:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from spottrain.checkpoint.errors import CheckpointMismatch
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.format.dcp import load_tensors
-from spottrain.checkpoint.format.manifest import Manifest
+from spottrain.checkpoint.format.manifest import DTYPES, Manifest
 from spottrain.checkpoint.format.part_reader import PartReader
 
 
@@ -32,3 +34,11 @@ def filled(state: dict[str, Any], tensors: codec.Tensors, manifest: Manifest, pa
     load_tensors(tensors, manifest.model_copy(update={"tensors": stored}), parts)
     found: dict[str, Any] = codec.join(tree, tensors)
     return found
+
+
+def tensors_of(tree: codec.Json, manifest: Manifest, parts: PartReader) -> codec.Tensors:
+    """Read the tensors to which a tree refers, whole, to the host. Raises CorruptCheckpoint."""
+    stored = {name: manifest.tensors[name] for name in codec.tensors_in(tree)}
+    tensors = {name: torch.empty(each.shape, dtype=DTYPES[each.dtype]) for name, each in stored.items()}
+    load_tensors(tensors, manifest.model_copy(update={"tensors": stored}), parts)
+    return tensors

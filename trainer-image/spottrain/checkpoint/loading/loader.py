@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from spottrain.checkpoint.format.described import described
 from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.format.manifest import Manifest, read_manifest
 from spottrain.checkpoint.format.part_reader import PartReader
-from spottrain.checkpoint.loading.fill_state import filled
+from spottrain.checkpoint.loading.fill_state import filled, tensors_of
 from spottrain.checkpoint.saving.frozen import FrozenWeights
 from spottrain.checkpoint.stores.storage import CheckpointStorage
 
@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 Room = Callable[[dict[str, Any]], dict[str, Any]]
 """Makes the state to load a checkpoint into. It is given the checkpoint's state, with a Described for each tensor."""
+
+Ranks = Callable[[int], Collection[int]]
+"""Whose own state to read, of the ranks that saved. It is given their number."""
 
 _JSON = TypeAdapter[codec.Json](codec.Json)
 
@@ -38,6 +41,7 @@ class Loaded:
         state: The state that was made for the checkpoint, filled in.
         rank_state: What this rank saved. None at a different world size, because no rank is the same there.
         rank_states: What each of the ranks that saved has saved, in order of rank, as it is encoded.
+        rank_tensors: The tensors in those states that were to be read, by name.
         replaced: Frozen weights for which the script brought other values than the checkpoint holds.
     """
 
@@ -46,7 +50,13 @@ class Loaded:
     extra: dict[str, Any]
     rank_state: dict[str, Any] | None
     rank_states: tuple[codec.Json, ...] = ()
+    rank_tensors: codec.Tensors = field(default_factory=dict)
     replaced: tuple[str, ...] = ()
+
+
+def own_alone(_: int) -> Collection[int]:
+    """No other rank's state."""
+    return ()
 
 
 class Loader:
@@ -101,27 +111,32 @@ class Loader:
         manifest = read_manifest(self._storage, commit)
         return manifest, PartReader(self._storage, commit.attempt, manifest)
 
-    def load(self, room: Room, frozen: Collection[str], read: Callable[[], tuple[Manifest, PartReader]]) -> Loaded:
+    def load(
+        self, room: Room, frozen: Collection[str], ranks: Ranks, read: Callable[[], tuple[Manifest, PartReader]]
+    ) -> Loaded:
         """Fill what `room` makes from the checkpoint that `read` opens. If any rank fails, all raise."""
         tensors: codec.Tensors = {}
 
-        def work() -> tuple[Manifest, dict[str, Any]]:
+        def work() -> tuple[Manifest, dict[str, Any], codec.Tensors]:
             manifest, parts = read()
             state = room(described(manifest))
             tensors.update(codec.split(state)[0])
             self._frozen.before_load(tensors, frozen, manifest)
             state.update(filled(state, tensors, manifest, parts))
-            return manifest, state
+            own = [self._rank] if manifest.world_size == self._world_size else []
+            states = [manifest.rank_states[number] for number in {*ranks(manifest.world_size), *own}]
+            return manifest, state, tensors_of(states, manifest, parts)
 
-        manifest, state = self._collectives.together(work)
+        manifest, state, rank_tensors = self._collectives.together(work)
         replaced = self._collectives.union(self._frozen.loaded(tensors, frozen, manifest))
         same_world = manifest.world_size == self._world_size
         return Loaded(
             step=manifest.step,
             state=state,
             extra=codec.decode(manifest.extra),
-            rank_state=codec.decode(manifest.rank_states[self._rank]) if same_world else None,
+            rank_state=codec.join(manifest.rank_states[self._rank], rank_tensors) if same_world else None,
             rank_states=manifest.rank_states,
+            rank_tensors=rank_tensors,
             replaced=tuple(sorted(replaced)),
         )
 

@@ -144,15 +144,15 @@ class Replicas:
         """
         started = time.monotonic() if started is None else started
         tensors, tree = codec.split(state)
+        own, of_rank = codec.encode_of_rank(rank_state, self._rank)
+        tensors |= own
         (busy, outdated), _ = self._collectives.any_and_token(self._is_busy(), self._plan.is_outdated(tensors))
         self._newest_step = step
         if busy:
             return False
         plan = self._plan.of(tensors, outdated=outdated)
         data = self._staging.stage(plan, tensors).data
-        receipt = Receipt(
-            rank=self._rank, world_size=self._world_size, entries=plan.entries, rank_state=codec.encode(rank_state)
-        )
+        receipt = Receipt(rank=self._rank, world_size=self._world_size, entries=plan.entries, rank_state=of_rank)
         other = json.dumps({"tree": tree, "extra": extra}).encode() if self._rank == 0 else None
         self._sequence += 1
         place = HeldShards(

@@ -19,12 +19,12 @@ class Parts:
     """The parts that one rank saves: tensors, and everything else as JSON.
 
     Attributes:
-        tensors: All tensors of the state by name.
+        tensors: All tensors by name, with those of this rank's own.
         trained: Those that every save writes.
         frozen: The others, which are written once.
         tree: The state with its tensors replaced by their names.
         extra: Values that are stored beside the state.
-        rank_state: Values of this rank's own.
+        rank_state: Values of this rank's own, with its tensors replaced by their names.
         alike: What has to be the same on all ranks.
     """
 
@@ -45,18 +45,20 @@ class Parts:
         rank_state: dict[str, Any] | None,
         alike: Collection[Path],
         weights: FrozenWeights,
+        rank: int,
     ) -> Parts:
         """Split what a save is given; `weights` knows which frozen tensors are written. Raises UnsupportedState."""
         tensors, tree = codec.split(state)
         trained, once = weights.split(tensors, frozen)
         values = codec.encode(extra or {})
+        own, of_rank = codec.encode_of_rank(rank_state, rank)
         return cls(
-            tensors=tensors,
-            trained=trained,
+            tensors=tensors | own,
+            trained=trained | own,
             frozen=once,
             tree=tree,
             extra=values,
-            rank_state=codec.encode(rank_state),
+            rank_state=of_rank,
             alike=Alike.of(trained, tree, values, alike),
         )
 
