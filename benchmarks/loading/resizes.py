@@ -1,7 +1,8 @@
-"""Bytes that nodes read of a bucket while the run changes its size: `python -m benchmarks.loading.resizes FOLDER`.
+"""Bytes that nodes read of a bucket while the run changes its size.
 
-An epoch of 1,000 small shards is read by nodes of changing number, such as 6, 4, 3 and 6, a quarter each. Each node
-has a cache of its own. Nodes that stay keep theirs, and those that come begin with an empty one. It prints JSON.
+To run: `python -m benchmarks.loading.resizes FOLDER`. An epoch of 1,000 small shards is read by nodes of
+changing number, such as 6, 4, 3 and 6, a quarter each. Each node has a cache of its own. Nodes that stay keep
+theirs, and those that come begin with an empty one. It prints JSON.
 """
 
 from __future__ import annotations

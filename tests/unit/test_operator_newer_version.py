@@ -230,6 +230,7 @@ async def test_a_required_field_that_cannot_be_read_is_named() -> None:
 async def test_nothing_changes_in_a_job_that_is_over() -> None:
     world = await training(CrashingCluster())
     await world.until_finished()
+    await world.turn()  # charges the nodes that are gone
     before = world.status
     for changes in (UNKNOWN, UNREADABLE):
         world.cluster.put_job(job(**changes))
