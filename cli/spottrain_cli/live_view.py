@@ -18,7 +18,7 @@ from rich.text import Text
 
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.contract.conditions import ConditionType
-from spottrain_api.v1alpha1.status import FINISHED_PHASES, Phase, ProgressStatus, TrainingJobStatus
+from spottrain_api.v1alpha1.status import FINISHED_PHASES, LONG_DATA_WAIT, Phase, ProgressStatus, TrainingJobStatus
 from spottrain_cli.job_view import EventSummary, JobSnapshot, PodSummary, unseen_sentence
 from spottrain_planner.memory_estimate import in_gib
 from spottrain_runtime.wording import counted
@@ -32,8 +32,6 @@ PHASE_STYLES: Mapping[str, str] = {
     Phase.STARTING: "bold cyan",
 }
 CAPACITY_STYLES: Mapping[str, str] = {CapacityType.ON_DEMAND: "blue", CapacityType.SPOT: "magenta"}
-# Share of a step. If ranks wait longer for data, the view suggests more workers.
-WAITS_LONG = 0.1
 # The first steps of a generation wait for the data workers to start, and say little about the others.
 TELLING_STEPS = 20
 # Without a step for this long, and for so many times as long as one takes, speed and remaining time are not shown.
@@ -104,7 +102,7 @@ def _progress(job: JobSnapshot, at: datetime, losses: Sequence[float]) -> Render
         unit = "tokens/s" if speed else ""
         grid.add_row("Loss", Text(curve, "green"), Text(f"{loss_text(progress.loss)}   {speed} {unit}"))
     if progress.data_wait_ratio is not None and not stalled:
-        waits_long = progress.data_wait_ratio >= WAITS_LONG and _steps_made(status) >= TELLING_STEPS
+        waits_long = progress.data_wait_ratio >= LONG_DATA_WAIT and _steps_made(status) >= TELLING_STEPS
         advice = "try a higher num_workers" if waits_long else ""
         epoch = f"epoch {progress.epoch:.2f}, " if progress.epoch is not None else ""
         waits = f"{progress.data_wait_ratio:.0%} of each step is spent waiting"

@@ -18,7 +18,8 @@ from spottrain.checkpoint.errors import (
     StorageUnavailable,
     UnsupportedState,
 )
-from spottrain.recovery.store_retries import PAUSES, may_succeed_later, retry
+from spottrain.checkpoint.stores.storage import PAUSES
+from spottrain.recovery.store_retries import may_succeed_later, retry
 
 
 @dataclass

@@ -41,6 +41,8 @@ class Phase(StrEnum):
 
 
 FINISHED_PHASES = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+# As ProgressStatus.data_wait_ratio. If ranks wait longer for data, they lose what more workers would save.
+LONG_DATA_WAIT = 0.1
 
 
 class Condition(StatusResource):

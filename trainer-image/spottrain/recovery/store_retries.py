@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from spottrain.checkpoint.errors import CheckpointError, Fenced, StepBehind, StorageDenied, UnsupportedState
+from spottrain.checkpoint.stores.storage import PAUSES
 
 T = TypeVar("T")
-
-# Between tries to save the last step, or to read the newest commit at the start, in seconds: five minutes in all.
-PAUSES = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
 
 
 def retry(

@@ -8,14 +8,12 @@ from datetime import datetime
 
 from spottrain_api.contract.conditions import EventReason
 from spottrain_api.contract.reports import CommitRef, Progress
-from spottrain_api.v1alpha1.status import GenerationStatus, ProgressStatus, TrainingJobStatus
+from spottrain_api.v1alpha1.status import LONG_DATA_WAIT, GenerationStatus, ProgressStatus, TrainingJobStatus
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.progress import found_commits, newest_progress, reported
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.policies.time_spent import spend_on_steps
 
-# Share of the time of steps. If ranks wait longer for data, they lose what more workers would save.
-WAITS_LONG = 0.1
 # The first steps of a generation wait for the data workers to start, and say little about the others.
 TELLING_SECONDS = 60.0
 DATA_ADVICE = (
@@ -174,7 +172,7 @@ def _report_waits(draft: Draft, generation: GenerationStatus, newest: Progress) 
     known = draft.status.progress
     before = _waited(generation, known.step, known.waited_seconds, known.last_step_at)
     now = _waited(generation, newest.step, newest.waited_seconds, newest.last_step_at)
-    if now < WAITS_LONG or before >= WAITS_LONG:
+    if now < LONG_DATA_WAIT or before >= LONG_DATA_WAIT:
         return draft
     message = (
         f"The slowest rank of generation {generation.number} waits for data for {now:.0%} of a step. {DATA_ADVICE}"

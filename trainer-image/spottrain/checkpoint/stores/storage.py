@@ -13,6 +13,9 @@ from typing import Protocol
 # How long a connection to a store may stall before the request is sent again on a new one. Less than the shortest
 # notice of a cloud: otherwise, a connection that hangs would cost the last commit.
 ANSWER_SECONDS = 15.0
+# Pauses, in seconds, before a store that does not answer is asked again, where nothing can go on without it. They are
+# five minutes in all.
+PAUSES = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
 
 Buffer = bytes | bytearray | memoryview
 

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from spottrain.checkpoint.errors import ObjectNotFound, StorageDenied, StorageUnavailable
-from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, ObjectReader
+from spottrain.checkpoint.stores.storage import ANSWER_SECONDS, PAUSES, ObjectReader
 from spottrain.data.shards.shard_storage import ShardStorage
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How often a store that does not answer is asked again: about five minutes in all.
-PAUSES = (1, 2, 4, 8, 15, 30, 60, 60, 60, 60)
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
