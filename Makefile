@@ -185,8 +185,8 @@ pins-images: $(STAMP) ## Renew the digests of base images, and the hashes of tor
 	$(BIN)/python release/pin_images.py
 	$(BIN)/python release/requirements.py --torch-cpu
 
-bench-recovery: binaries ## Benchmark: recovery, compared with plain elastic torchrun.
-	$(BIN)/python -m benchmarks.bench_recovery --out bench-out
+bench-recovery: binaries build/recovery-peers/.installed ## Benchmark: recovery, compared with elastic torchrun and torchft.
+	$(BIN)/python -m benchmarks.bench_recovery --peers build/recovery-peers/bin/python
 
 rehearse: binaries ## Preempt 1 to 3 of 6 nodes at random, twenty times. Fails if a step is repeated.
 	SPOTTRAIN_PREEMPTIONS=20 $(BIN)/python -m pytest -s --timeout=1800 tests/e2e/test_preemptions.py
@@ -242,18 +242,18 @@ bench-plan: $(STAMP) ## Benchmark: time to plan 1,000 jobs.
 bench-throughput: $(STAMP) ## Benchmark: tokens a second and MFU compared with a plain torch loop.
 	$(BIN)/python -W ignore -m benchmarks.bench_throughput
 
-# The peers of bench-data, beside the packages of .venv. An older numpy of theirs comes first.
-PEERS := build/data-peers
-$(PEERS)/.installed: $(STAMP)
-	$(BIN)/python -m venv --clear $(PEERS)
+# The peers of a benchmark, beside the packages of .venv. An older package of theirs comes first.
+build/data-peers/.installed: PEERS := mosaicml-streaming==0.13.0 litdata==0.2.76 webdataset==1.0.2 torchdata==0.11.0
+build/recovery-peers/.installed: PEERS := torchft-nightly==2026.10.26
+build/%-peers/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear $(@D)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
-		"$$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/environment.pth"
-	$(PEERS)/bin/pip install --quiet --no-compile \
-		mosaicml-streaming==0.13.0 litdata==0.2.76 webdataset==1.0.2 torchdata==0.11.0
+		"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/environment.pth"
+	$(@D)/bin/pip install --quiet --no-compile $(PEERS)
 	touch $@
 
-bench-data: $(PEERS)/.installed ## Benchmark: data from shards compared with MosaicML Streaming, LitData, WebDataset and torch.
-	$(BIN)/python -m benchmarks.bench_data --peers $(PEERS)/bin/python
+bench-data: build/data-peers/.installed ## Benchmark: data from shards compared with MosaicML Streaming, LitData, WebDataset and torch.
+	$(BIN)/python -m benchmarks.bench_data --peers build/data-peers/bin/python
 
 bench-workers: $(STAMP) ## Benchmark: time of a step by the number of data workers, for cheap and expensive samples.
 	$(BIN)/python -m benchmarks.bench_workers

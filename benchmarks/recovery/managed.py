@@ -5,19 +5,19 @@ The cluster has two on-demand and two spot nodes.
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
-from benchmarks.recovery.model import CHECKPOINT_STEPS, GLOBAL_BATCH
-from benchmarks.recovery.outcome import CompletedStep, Outcome, outcome_of, read_steps
+from benchmarks.recovery.model import CHECKPOINT_STEPS, GLOBAL_BATCH, MIN_NODES, NUM_NODES
+from benchmarks.recovery.outcome import PATIENCE_SECONDS, WARM_STEPS, CompletedStep, Outcome, outcome_of, read_steps
 from spottrain_api.contract.reports import Progress
 from spottrain_api.v1alpha1.status import Phase, TrainingJobStatus
 from spottrain_cli.job_view import JobReader
@@ -26,7 +26,7 @@ from spottrain_local.install import install_operator
 from spottrain_local.spec import SYSTEM_POOL, ClusterSpec, NodePool
 
 JOB, NAMESPACE = "recovery", "default"
-NUM_NODES, MIN_NODES, ON_DEMAND_NODES = 4, 2, 2
+ON_DEMAND_NODES = 2
 NOTICE_SECONDS = 30.0
 SPEC = ClusterSpec(
     nodes=[
@@ -78,22 +78,13 @@ class ManagedJob:
         assert generation is not None
         return next(member.node for member in generation.members if member.node_rank == rank)
 
-    def hurt(self, case: str) -> str:
-        """Do to a node what `case` says. Returns the node."""
+    def hurt(self, case: str) -> None:
+        """Do to a node what `case` says."""
         node = self.node_of_rank(0 if case == "store-host" else NUM_NODES - 1)
         if case == "sigterm":
             self.cluster.preempt([node], notice_seconds=NOTICE_SECONDS)
         else:
             self.cluster.kill([node])
-        return node
-
-    def restore(self, node: str) -> None:
-        """Add a fresh node, once the old one is gone."""
-        while (
-            next(item for item in self.cluster.running_status()["nodes"] if item["node"] == node)["state"] != "gone"
-        ):
-            time.sleep(0.2)
-        self.cluster.restore([node])
 
     def phases(self, last_step_at: float) -> dict[str, float]:
         """Return the seconds of each phase of a recovery.
@@ -173,24 +164,18 @@ def _manifest(spec: ClusterSpec, steps_file: Path) -> dict[str, object]:
     }
 
 
-def measure(
-    job: ManagedJob, case: str, *, warm_steps: int, patience_seconds: float
-) -> tuple[Outcome, dict[str, float]]:
-    """Apply one case to a whole job, and wait until it steps again.
+def measure(case: str, folder: Path) -> Outcome:
+    """Run the job on a cluster of its own, and return what `case` costs it."""
+    with managed_job(folder) as job:
+        return cost_of(case, job)
 
-    Then restore the node for the next case.
-    """
-    job.wait_until_whole(warm_steps)
+
+def cost_of(case: str, job: ManagedJob, *, patience_seconds: float = PATIENCE_SECONDS) -> Outcome:
+    """Apply one case to a whole job, and wait until it steps again."""
+    job.wait_until_whole(WARM_STEPS)
     hurt_at = time.time()
-    node = job.hurt(case)
+    job.hurt(case)
     outcome = outcome_of(job.steps, hurt_at, patience_seconds)
-    phases = {}
-    if outcome.seconds_without_step is not None:
-        steps = job.steps()
-        last_before = max(
-            (earlier for earlier, later in itertools.pairwise(steps) if later.at > hurt_at),
-            key=lambda earlier: next(step.at for step in steps if step.at > earlier.at) - earlier.at,
-        )
-        phases = job.phases(last_before.at)
-    job.restore(node)
-    return outcome, phases
+    if outcome.stopped_at is None:
+        return outcome
+    return replace(outcome, phases=job.phases(outcome.stopped_at))

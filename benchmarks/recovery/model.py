@@ -1,4 +1,4 @@
-"""The small model that both sides of the recovery benchmark train.
+"""The small model that all sides of the recovery benchmark train.
 
 It is an MLP on random vectors, 256 a step.
 """
@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+NUM_NODES, MIN_NODES = 4, 2
 GLOBAL_BATCH = 256
 WIDTH = 512
 NUM_SAMPLES = 1 << 16
-# Both sides save at this interval.
+# All sides save at this interval.
 CHECKPOINT_STEPS = 50
 
 
@@ -36,10 +37,25 @@ def build_model() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
 
 
-def log_step(step: int) -> None:
-    """Append "seconds step" to the file in STEP_LOG.
+def batch_of(step: int, share: int, num_shares: int) -> tuple[Tensor, Tensor]:
+    """One of `num_shares` shares of a step's samples: inputs and targets."""
+    samples = Vectors()
+    first = step * GLOBAL_BATCH + share * GLOBAL_BATCH // num_shares
+    last = step * GLOBAL_BATCH + (share + 1) * GLOBAL_BATCH // num_shares
+    inputs, targets = zip(*(samples[position % NUM_SAMPLES] for position in range(first, last)), strict=True)
+    return torch.stack(inputs), torch.stack(targets)
+
+
+def write_checkpoint(path: Path, state: dict[str, object]) -> None:
+    """Write `state` in full, or leave what is there."""
+    torch.save(state, path.with_suffix(".tmp"))
+    path.with_suffix(".tmp").replace(path)
+
+
+def log_step(step: int, world_size: int) -> None:
+    """Append "seconds step members" to the file in STEP_LOG.
 
     Rank 0 calls it after each optimizer step.
     """
     with Path(os.environ["STEP_LOG"]).open("a") as log:
-        log.write(f"{time.time():.3f} {step}\n")
+        log.write(f"{time.time():.3f} {step} {world_size}\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from model import CHECKPOINT_STEPS, GLOBAL_BATCH, NUM_SAMPLES, Vectors, build_model, log_step  # type: ignore[import-not-found]
+from model import CHECKPOINT_STEPS, batch_of, build_model, log_step, write_checkpoint  # type: ignore[import-not-found]
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,22 +27,17 @@ def main() -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
-    samples = Vectors()
     while step < int(os.environ["NUM_STEPS"]):
-        first = step * GLOBAL_BATCH + rank * GLOBAL_BATCH // world_size
-        last = step * GLOBAL_BATCH + (rank + 1) * GLOBAL_BATCH // world_size
-        batch = [samples[position % NUM_SAMPLES] for position in range(first, last)]
-        inputs, targets = (torch.stack(column) for column in zip(*batch, strict=True))
+        inputs, targets = batch_of(step, rank, world_size)
         optimizer.zero_grad()
         mse_loss(model(inputs), targets).backward()
         optimizer.step()
         step += 1
         if rank == 0:
-            log_step(step)
+            log_step(step, world_size)
             if step % CHECKPOINT_STEPS == 0:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-                torch.save(state, checkpoint.with_suffix(".tmp"))
-                checkpoint.with_suffix(".tmp").replace(checkpoint)
+                write_checkpoint(checkpoint, state)
     dist.destroy_process_group()
 
 

@@ -24,7 +24,7 @@ def main() -> None:
                 step.backward(mse_loss(training.model(inputs), targets))
             step.update()
             if session.rank == 0:
-                log_step(step.number)
+                log_step(step.number, session.world_size)
 
 
 if __name__ == "__main__":

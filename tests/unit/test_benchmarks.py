@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import pytest
 from benchmarks import bench_checkpoint, bench_notice, bench_recovery, bench_replicas
 from benchmarks.loading import corpus, readers
-from benchmarks.recovery import managed, plain
-from benchmarks.recovery.outcome import CompletedStep, Outcome
+from benchmarks.recovery import managed
+from benchmarks.recovery.job import Job, cost_of
+from benchmarks.recovery.outcome import SETTLED_STEPS, CompletedStep, Outcome, outcome_of
 
 from spottrain_local.layout import LocalClusterError
 
@@ -76,66 +78,84 @@ def test_a_cluster_that_does_not_start_is_reported_in_a_sentence(
 class LostJob(managed.ManagedJob):
     """A job that makes no step after the fault."""
 
-    def __init__(self) -> None:
-        self.restored: list[str] = []
+    def __init__(self) -> None: ...
 
     def wait_until_whole(self, warm_steps: int) -> None: ...
 
-    def hurt(self, case: str) -> str:
-        return "spot-0"
+    def hurt(self, case: str) -> None: ...
 
     def steps(self) -> list[CompletedStep]:
-        return [CompletedStep(1.0, 1), CompletedStep(2.0, 2)]
-
-    def restore(self, node: str) -> None:
-        self.restored.append(node)
+        return [CompletedStep(1.0, 1, 4), CompletedStep(2.0, 2, 4)]
 
 
 def test_a_job_that_does_not_step_again_has_that_outcome() -> None:
-    job = LostJob()
-    found = managed.measure(job, "sigkill", warm_steps=1, patience_seconds=0.0)
-    assert found == (Outcome(None, None), {})
-    assert job.restored == ["spot-0"]
+    assert managed.cost_of("sigkill", LostJob(), patience_seconds=0.0) == Outcome(None, None)
+
+
+def steps_at(start: float, seconds: float, numbers: range, world_size: int) -> list[CompletedStep]:
+    """Steps at even distances."""
+    return [CompletedStep(start + seconds * index, number, world_size) for index, number in enumerate(numbers)]
+
+
+@pytest.mark.parametrize("gap", [0.25, 1.5, 60.0])
+@pytest.mark.parametrize("redone", [0, 5])
+def test_cost_is_counted_where_the_smaller_world_begins(gap: float, redone: int) -> None:
+    """Also if the old one makes many steps after the fault, and where a step of it was as slow."""
+    whole = [CompletedStep(1.0, 0, 4), *steps_at(100.0, 0.02, range(1, 101), 4)]
+    hurt_at, stopped_at = whole[30].at + 0.001, whole[-1].at
+    smaller = steps_at(stopped_at + gap, 0.03, range(101 - redone, 201), 3)
+    found = outcome_of(lambda: whole + smaller, hurt_at, 1.0)
+    assert found.seconds_without_step == pytest.approx(gap)
+    assert found.steps_redone == redone
+    assert found.stopped_at == stopped_at
+
+
+@pytest.mark.parametrize("settled", [0, 1, SETTLED_STEPS - 1])
+def test_cost_is_not_counted_before_the_smaller_world_has_settled(settled: int) -> None:
+    whole = steps_at(100.0, 0.02, range(1, 101), 4)
+    smaller = steps_at(200.0, 0.02, range(101, 101 + settled), 3)
+    assert outcome_of(lambda: whole + smaller, whole[30].at, 0.05) == Outcome(None, None)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_round_in_which_the_job_did_not_step_again_is_the_result(
-    lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rounds = [(Outcome(2.0, 1), {"first step": 2.0})] * 2
-    rounds[lost] = Outcome(None, None), {}
+def test_a_round_in_which_the_job_did_not_step_again_is_the_result(lost: int, tmp_path: Path) -> None:
+    rounds = [Outcome(2.0, 1, phases={"first step": 2.0})] * 2
+    rounds[lost] = Outcome(None, None)
     left = iter(rounds * len(bench_recovery.CASES))
-    monkeypatch.setattr(plain, "measure", lambda *_, **__: Outcome(40.0, 1))
-    monkeypatch.setattr(managed, "managed_job", lambda folder: nullcontext())
-    monkeypatch.setattr(managed, "measure", lambda *_, **__: next(left))
-    results = bench_recovery.run(tmp_path, 2)
-    assert {bench_recovery.shown(result.spottrain) for result in results} == {("not within 400", "–")}
-    assert [result.phases for result in results] == [{}] * len(bench_recovery.CASES)
+    side = bench_recovery.Side("spottrain", lambda case, folder: next(left))
+    results = bench_recovery.run(tmp_path, {"spottrain": side}, bench_recovery.CASES, 2)
+    assert [result.outcomes for result in results] == [{"spottrain": Outcome(None, None)}] * len(bench_recovery.CASES)
+    assert bench_recovery.shown(Outcome(None, None)) == ("not within 400", "–")
 
 
-def test_torchrun_that_ends_before_the_fault_is_reported_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class EndedJob:
-        log_file = tmp_path / "torchrun.log"
-        looks = closed = 0
+def test_a_case_that_a_side_does_not_have_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measured = []
 
-        def steps(self) -> list[CompletedStep]:
-            self.looks += 1
-            assert self.looks == 1, "it waits for a job that has ended"
-            return []
+    def measure(case: str, folder: Path) -> Outcome:
+        measured.append((case, folder.name))
+        return Outcome(0.25, 3)
 
-        def has_ended(self) -> bool:
-            return True
+    sides = {"a": bench_recovery.Side("first", measure), "b": bench_recovery.Side("second", measure, False)}
+    results = bench_recovery.run(tmp_path, sides, bench_recovery.CASES, 1)
+    assert measured == [
+        ("sigterm", "a"), ("sigterm", "b"), ("sigkill", "a"), ("sigkill", "b"), ("store-host", "a")
+    ]  # fmt: skip
+    capsys.readouterr()
+    bench_recovery.print_tables(results)
+    rows = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines()]
+    assert [row[2:5] for row in rows if len(row) > 4 and row[2] == "second"] == [
+        ["second", "0.2", "3"], ["second", "0.2", "3"], ["second", "–", "–"]
+    ]  # fmt: skip
+    bench_recovery.plot(results, tmp_path / "recovery.svg")
+    assert "second" in (tmp_path / "recovery.svg").read_text()
 
-        def close(self) -> None:
-            self.closed += 1
 
-    job = EndedJob()
-    monkeypatch.setattr(plain, "PlainJob", lambda folder, port: job)
-    with pytest.raises(SystemExit, match=r"All torchrun agents ended before step 150; see .*torchrun\.log\."):
-        plain.measure("sigkill", tmp_path, 0, warm_steps=150, patience_seconds=0.0)
-    assert job.closed == 1
+def test_a_job_that_ends_before_the_fault_is_reported_in_a_sentence(tmp_path: Path) -> None:
+    before = psutil.Process().children()
+    ended = Job(tmp_path, members=[["true"]], services=[["sleep", "1000"]])
+    with pytest.raises(SystemExit, match=r"The job ended before step 150; see .*job\.log\."):
+        cost_of("sigkill", ended, patience_seconds=0.0)
+    assert psutil.Process().children() == before
 
 
 @pytest.mark.parametrize(
