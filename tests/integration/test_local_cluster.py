@@ -1,5 +1,6 @@
 """The local cluster as its users meet it: real processes, real kubectl."""
 
+import json
 import os
 import shutil
 import signal
@@ -45,8 +46,9 @@ def test_version_is_stamped(kubectl: Kubectl) -> None:
 
 
 def test_pod_security_is_enforced(kubectl: Kubectl) -> None:
-    kubectl("create", "namespace", "restricted")
-    kubectl("label", "namespace", "restricted", "pod-security.kubernetes.io/enforce=restricted")
+    metadata = {"name": "restricted", "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+    kubectl("create", "-f", "-", stdin=json.dumps(namespace))
     refused = kubectl.run("run", "root", "--image=any", "-n", "restricted")
     assert refused.returncode != 0
     assert "violates PodSecurity" in refused.stderr

@@ -28,6 +28,12 @@ from spottrain_operator.objects.pods import JobRef, build_pod
 pytestmark = pytest.mark.cluster
 
 ENFORCE = "pod-security.kubernetes.io/enforce"
+PRIVILEGED = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "privileged"},
+    "spec": {"hostNetwork": True, "containers": [{"name": "one", "image": "none"}]},
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,14 @@ class Namespace:
         return refusal(lambda: self.kubectl.create(manifest, self.name, kept=kept, **query))
 
     def enforce(self, level: str) -> None:
+        """Let it enforce a level. Admission knows namespaces from a cache, and follows a moment later."""
         self.kubectl.patch("namespace", self.name, {"metadata": {"labels": {ENFORCE: level}}})
+        sentence = "" if level == "privileged" else f'violates PodSecurity "{level}:latest"'
+        wait_for(lambda: self._says_of_privileges(sentence), f"level {level} is enforced")
+
+    def _says_of_privileges(self, sentence: str) -> bool:
+        said = self.create(PRIVILEGED, kept=False)
+        return sentence in said if sentence else not said
 
     def create_pod(self, spec: dict[str, Any]) -> dict[str, Any]:
         """The pod of a job as the API server makes it.
