@@ -18,7 +18,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import boto3
 import matplotlib
 
 matplotlib.use("svg")
@@ -27,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import clean_up_on_sigterm
-from benchmarks.checkpoint.s3 import BUCKET, s3_server
+from benchmarks.checkpoint.s3 import BUCKET, s3_client, s3_server
 from benchmarks.loading.corpus import FORMATS, SAMPLES_PER_SHARD
 from benchmarks.loading.measure import BATCH
 from benchmarks.loading.readers import WAYS
@@ -81,13 +80,7 @@ def _printed(python: str, module: str, *arguments: str, environment: dict[str, s
 
 def upload(folder: Path, environment: dict[str, str]) -> None:
     """Copy the shards and their indices into the bucket."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=environment["AWS_ENDPOINT_URL_S3"],
-        aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
-        region_name=environment["AWS_REGION"],
-    )
+    client = s3_client(environment)
     for format in FORMATS:
         for file in filter(Path.is_file, (folder / format).iterdir()):
             client.upload_file(str(file), BUCKET, f"{format}/{file.name}")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
@@ -86,14 +87,19 @@ def s3_server(folder: Path) -> Iterator[dict[str, str]]:
             remove_sockets(ports.values())
 
 
-def _make_bucket(environment: dict[str, str]) -> None:
-    client = boto3.client(
+def s3_client(environment: dict[str, str]) -> Any:
+    """A client of the server that these variables name."""
+    return boto3.client(
         "s3",
         endpoint_url=environment["AWS_ENDPOINT_URL_S3"],
         aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
         aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
         region_name=environment["AWS_REGION"],
     )
+
+
+def _make_bucket(environment: dict[str, str]) -> None:
+    client = s3_client(environment)
     give_up_at = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:

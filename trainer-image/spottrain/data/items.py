@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -49,3 +50,24 @@ def get_items(dataset: MapDataset, indices: Sequence[int]) -> list[Any]:
         found: list[Any] = several(indices)
         return found
     return [dataset[index] for index in indices]
+
+
+def places_by_part(indices: Sequence[int], ends: Sequence[int]) -> dict[int, list[int]]:
+    """Which places of `indices` ask for samples of which part.
+
+    Args:
+        indices: Numbers of samples.
+        ends: For each part, one more than the number of its last sample.
+
+    Returns:
+        The places by the number of the part, in order.
+
+    Raises:
+        IndexError: There is no such sample.
+    """
+    asked: dict[int, list[int]] = {}
+    for place, index in enumerate(indices):
+        if not 0 <= index < ends[-1]:
+            raise IndexError(f"sample {index} of {ends[-1]}")
+        asked.setdefault(bisect_right(ends, index), []).append(place)
+    return asked

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from spottrain.data.items import MapDataset, get_items, name_of
+from spottrain.data.items import MapDataset, get_items, name_of, places_by_part
 from spottrain.data.mixtures.apportionment import Weights
 from spottrain.data.mixtures.mixture_order import MixtureOrder, Source
 from spottrain.data.mixtures.shares import Shares
@@ -89,13 +89,8 @@ class Mixture:
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Items of the sources. Raises IndexError if there is no such sample."""
-        asked: dict[int, list[int]] = {}
-        for place, index in enumerate(indices):
-            if not 0 <= index < len(self):
-                raise IndexError(f"sample {index} of {len(self)}")
-            asked.setdefault(bisect_right(self._ends, index), []).append(place)
         found: list[Any] = [None] * len(indices)
-        for number, places in asked.items():
+        for number, places in places_by_part(indices, self._ends).items():
             source = self.sources[number]
             assert not isinstance(source, Streams)
             own = [indices[place] - self._begin(number) for place in places]

@@ -16,6 +16,7 @@ import numpy as np
 
 from spottrain.checkpoint.errors import ObjectNotFound
 from spottrain.checkpoint.stores.storage import ObjectReader
+from spottrain.data.items import places_by_part
 from spottrain.data.shards.cache import ShardCache
 from spottrain.data.shards.formats import Place, ShardFormat, format_of
 from spottrain.data.shards.index import INDEX_KEY, InvalidIndex, ShardIndex
@@ -116,13 +117,8 @@ class Shards:
             ValueError: One can't be decoded, and max_undecodable is reached. The sentence names the shard and the
                 place in it.
         """
-        asked: dict[int, list[int]] = {}
-        for place, index in enumerate(indices):
-            if not 0 <= index < len(self):
-                raise IndexError(f"sample {index} of {len(self)}")
-            asked.setdefault(bisect_right(self._ends, index), []).append(place)
         found: list[Any] = [None] * len(indices)
-        for shard, places in asked.items():
+        for shard, places in places_by_part(indices, self._ends).items():
             begin = self._ends[shard - 1] if shard else 0
             file = self.cache.open(shard)
             try:
