@@ -352,19 +352,29 @@ def watcher(site: Site, tmp_path: Path) -> Iterator[Callable[..., str]]:
         servers[token] = ClusterApi(kubeconfig=path)
 
     def patch(node: str, change: Object, *, token: str = bound) -> str:
-        spec = change.get("spec", {})
-        if spec.get("taints"):
-            # Controllers taint a node without a kubelet at any time, and these taints stay.
-            current = site.kubectl.get("node", f"{node}-{site.name}")["spec"].get("taints", [])
-            theirs = [taint for taint in current if taint["key"].startswith("node.kubernetes.io/")]
-            change = change | {"spec": spec | {"taints": [*spec["taints"], *theirs]}}
-        return refusal(lambda: servers[token].patch("node", f"{node}-{site.name}", change, kept=False))
+        """What refuses a change to the node as it is. One that controllers change meanwhile is read again."""
+        name = f"{node}-{site.name}"
+        while True:
+            changed = _based_on(site.kubectl.get("node", name), change)
+            answer = refusal(lambda: servers[token].patch("node", name, changed, kept=False))
+            if "the object has been modified" not in answer:
+                return answer
 
     patch.of_nobody = of_nobody  # type: ignore[attr-defined]
     yield patch
     site.kubectl.delete("pod", "watcher", site.name, grace_seconds=0)
     for node in ("mine", "other"):
         site.kubectl.delete("node", f"{node}-{site.name}")
+
+
+def _based_on(current: Object, change: Object) -> Object:
+    """This change to a node of this version. The taints that controllers set when there is no kubelet stay."""
+    metadata = change.get("metadata", {}) | {"resourceVersion": current["metadata"]["resourceVersion"]}
+    spec = change.get("spec", {})
+    if spec.get("taints"):
+        theirs = [each for each in current["spec"].get("taints", []) if each["key"].startswith("node.kubernetes.io/")]
+        spec = spec | {"taints": [*spec["taints"], *theirs]}
+    return change | {"metadata": metadata, "spec": spec}
 
 
 NOTICE = {"metadata": {"annotations": {ANNOTATION_NOTICE: "{}"}}}

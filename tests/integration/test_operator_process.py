@@ -70,8 +70,8 @@ def test_an_agent_reports_and_gets_its_assignment(operator: OperatorProcess, job
     wait_for(lambda: len(jobs.pods("gpt")) == 3, "three pods")
     pod = jobs.pods("gpt")[0]["metadata"]
     token = token_of(jobs, pod)
-    status, body = operator.get("/v1/assignment", token)
-    assert status == 200
+    wait_for(lambda: operator.get("/v1/assignment", token)[0] == 200, "the operator knows the pod")
+    _, body = operator.get("/v1/assignment", token)
     assert Assignment.from_json(body).action is AssignmentAction.WAIT
     report = AgentReport(pod=pod["name"], pod_uid=pod["uid"], rendezvous_port=1, sent_at=datetime.now(UTC))
     assert operator.request("/v1/report", report.to_json().encode(), token)[0] == 204

@@ -120,6 +120,30 @@ sys.exit(main())
 """
 
 
+AGENT_WHOSE_CONTACT_FAILS_AS_IT_ENDS = (
+    """
+import asyncio
+from spottrain_agent.contact import Contact
+
+async def keep(*_):
+    try:
+        await asyncio.Event().wait()
+    finally:
+        raise OSError("the connection is gone")
+
+Contact.keep = keep
+"""
+    + AGENT_WITHOUT_PAUSES
+)
+
+
+def test_the_reason_is_the_last_line_whatever_fails_as_the_agent_ends(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so is missing')")
+    ended = run_agent(AGENT_WHOSE_CONTACT_FAILS_AS_IT_ENDS, tmp_path)
+    assert "the connection is gone" in ended.stderr
+    assert "can't import torch" in ended.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     "problem", ["ImportError('libcudart.so is missing')", "OSError('libcudart.so\\nis missing')"]
 )

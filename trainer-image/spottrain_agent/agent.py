@@ -63,7 +63,8 @@ OBSERVE_INTERVAL_SECONDS = 0.05
 # After its ranks have succeeded, torchrun waits at its exit barrier for the other members, which may still need the
 # rendezvous store. The next assignment ends that wait.
 LINGER_SECONDS = 60.0
-# How long an agent that leaves tries to send its last report.
+# How long an agent that leaves waits for its loops, and tries to send its last report.
+CANCEL_SECONDS = 1.0
 LAST_REPORT_SECONDS = 3.0
 # torchrun looks every 0.1 s how its ranks are.
 EXPLAIN_SECONDS = 2.0
@@ -151,9 +152,14 @@ class Agent:
 
     async def _run_until_leave(self, tasks: list[asyncio.Task[None]]) -> None:
         leave = asyncio.create_task(self._leave.wait())
-        done, _ = await asyncio.wait({leave, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (leave, *tasks):
+        done, others = await asyncio.wait({leave, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in others:
             task.cancel()
+        if others:  # what they use is closed after them
+            ended, _ = await asyncio.wait(others, timeout=CANCEL_SECONDS)
+            for task in ended:
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    logger.warning("a loop of the agent failed while it ended", exc_info=error)
         for task in done - {leave}:
             # These loops never end, so this is a bug, or torch can't be imported. A pod that fails is better than one
             # that only seems to work.
