@@ -25,11 +25,12 @@ def train(
     make: Callable[[Iterator[nn.Parameter]], Optimizer] = lambda each: torch.optim.AdamW(each, torch.tensor(0.013)),
     stateful: dict[str, Any] | None = None,
     dtype: torch.dtype = torch.float32,
+    model: nn.Module | None = None,
 ) -> torch.Tensor:
     """The weights after step `last` of a run whose learning rate is a tensor."""
     with spottrain.session(strategy=strategy, global_batch=4, micro_batch=4, checkpoint_uri=uri) as session:
         training = session.prepare(
-            nn.Linear(4, 1, dtype=dtype),
+            model or nn.Linear(4, 1, dtype=dtype),
             optimizer=lambda model: make(model.parameters()),
             scheduler=schedule,
             dataset=[torch.arange(4, dtype=dtype) + index for index in range(8)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,47 @@ def test_buffers_and_frozen_weights_may_be_of_any_type(dtype: torch.dtype, strat
     with spottrain.session(strategy=strategy, global_batch=4, micro_batch=4) as session:
         training = session.prepare(model, optimizer=sgd, dataset=[torch.ones(1)] * 32)
         assert training.full_state_dict()["codes"].dtype == dtype
+
+
+class Unsteady(nn.Linear):
+    """Its first forward pass changes its buffers."""
+
+    def __init__(self, change: Callable[[nn.Module], None]) -> None:
+        super().__init__(4, 1)
+        self.change = change
+        self.register_buffer("seen", torch.ones(2))
+        self.register_buffer("empty", None)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self.change(self)
+        return super().forward(input)
+
+
+CHANGES: dict[str, tuple[Callable[[nn.Module], None], str]] = {
+    "new": (lambda model: model.register_buffer("late", torch.ones(2)), "late of the model was not there at first"),
+    "value": (lambda model: setattr(model, "empty", torch.ones(2)), "empty of the model was not there at first"),
+    "none": (lambda model: setattr(model, "seen", None), "was float32 [2] at first, and is not there now"),
+    "length": (lambda model: setattr(model, "seen", torch.ones(3)), "is float32 [3] now"),
+    "type": (lambda model: setattr(model, "seen", torch.ones(2).double()), "is float64 [2] now"),
+}
+
+
+@pytest.mark.parametrize(("change", "said"), CHANGES.values(), ids=CHANGES)
+def test_a_buffer_that_a_resume_could_not_load_ends_the_first_step(
+    change: Callable[[nn.Module], None], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="1"):
+        train(f"file://{tmp_path}", None, 1, model=Unsteady(change))
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "HEAD").exists(), "nothing is committed"
+
+
+def test_a_late_buffer_that_no_commit_holds_does_no_harm(tmp_path: Path) -> None:
+    def add(model: nn.Module) -> None:
+        model.register_buffer("late", torch.ones(2), persistent=False)
+
+    train(f"file://{tmp_path}", None, 1, model=Unsteady(add))
+    train(f"file://{tmp_path}", None, 2, model=Unsteady(add))
 
 
 def test_buffers_without_values_are_left_alone() -> None:

@@ -14,6 +14,9 @@ from torch.nn.parameter import is_lazy
 from spottrain.engines.structure import described, digest_of, first_difference
 from spottrain.world.failures import UserError
 
+# Types and shapes of buffers by name. A lazy one, which the first sample materialises, has none.
+Forms = dict[str, tuple[torch.dtype, torch.Size] | None]
+
 
 class SharedBuffers:
     """The buffers of a model that checkpoints hold.
@@ -27,6 +30,7 @@ class SharedBuffers:
     def __init__(self, model: nn.Module) -> None:
         # A walk through the modules in each step would take a millisecond or more.
         self._modules = list(model.named_modules())
+        self._model, self._forms = model, _forms(_saved_buffers(self._modules))
         self._lines: list[str] = []
         self._digest = digest_of([])
 
@@ -53,13 +57,41 @@ class SharedBuffers:
         """Give all ranks rank 0's buffers, which have the same digest on all. A collective if there are any.
 
         Raises:
-            UserError: The ranks can't share a buffer.
+            UserError: The ranks can't share a buffer, or the model has changed what it commits.
         """
+        buffers = list(_saved_buffers(self._modules))
+        if (forms := _forms(buffers)) != self._forms:
+            self._follow(forms)
         try:
-            copy_from_first(buffer.detach() for _, buffer in _saved_buffers(self._modules))
+            copy_from_first(buffer.detach() for _, buffer in buffers)
         except RuntimeError:
             _check_buffers(self._modules)
             raise
+
+    def _follow(self, forms: Forms) -> None:
+        """A commit of buffers that a new process makes otherwise can't be resumed from, so there has to be none."""
+        saved = {
+            name for name, _ in _saved_buffers(changing_modules(self._model))
+        } | self._forms.keys() - forms.keys()
+        for name in sorted(saved):
+            if self._forms.get(name, ()) is None:  # lazy, as in a job that resumes
+                continue
+            before, now = self._forms.get(name), forms.get(name)
+            if before != now:
+                raise UserError(
+                    f"The buffer {name} of the model was {_shown(before)} at first, and is {_shown(now)} now. A job "
+                    "that resumes starts with the first, and could not load it. Register it as it stays in the "
+                    "constructor, or pass persistent=False if no commit needs it."
+                )
+        self._forms = forms
+
+
+def _forms(buffers: Iterable[tuple[str, torch.Tensor]]) -> Forms:
+    return {name: None if is_lazy(buffer) else (buffer.dtype, buffer.shape) for name, buffer in buffers}
+
+
+def _shown(form: tuple[torch.dtype, torch.Size] | None) -> str:
+    return "not there" if form is None else f"{str(form[0]).removeprefix('torch.')} {list(form[1])}"
 
 
 def copy_from_first(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
@@ -81,6 +113,14 @@ def check_buffers(model: nn.Module) -> None:
     It is expanded, sparse, nested or conjugate. On another device, it may be plain: move the model first.
     """
     _check_buffers(model.named_modules())
+
+
+def changing_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules whose buffers may change in training: of trained parameters, or all if nothing is frozen."""
+    is_whole = all(parameter.requires_grad for parameter in model.parameters())
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        if module._buffers and (is_whole or any(p.requires_grad for p in module.parameters(recurse=False))):
+            yield prefix, module
 
 
 def _check_buffers(modules: Iterable[tuple[str, nn.Module]]) -> None:

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.nn.parallel import DistributedDataParallel
 
 from spottrain.checkpoint.errors import UnsupportedState
-from spottrain.engines.buffers import copy_from_first
+from spottrain.engines.buffers import changing_modules, copy_from_first
 from spottrain.engines.wrapped_tensors import is_wrapping
 
 Tensors = dict[str, torch.Tensor]
@@ -127,7 +127,7 @@ def frozen_names(model: nn.Module) -> set[str]:
     model = without_wrapper(model)
     named = model.named_parameters(remove_duplicate=False)
     changing = {unwrapped(name) for name, parameter in named if parameter.requires_grad}
-    changing |= {_name(prefix, name) for prefix, module in _changing_modules(model) for name in module._buffers}
+    changing |= {_name(prefix, name) for prefix, module in changing_modules(model) for name in module._buffers}
     return {name for name in model_state(model) if not name.endswith(_EXTRA_STATE) and not _is_within(name, changing)}
 
 
@@ -136,7 +136,7 @@ def changing_values(model: nn.Module) -> dict[str, Any]:
     model = without_wrapper(model)
     buffers = {
         _name(prefix, name): buffer
-        for prefix, module in _changing_modules(model)
+        for prefix, module in changing_modules(model)
         for name, buffer in module._buffers.items()
         if buffer is not None and name not in module._non_persistent_buffers_set
     }
@@ -146,14 +146,6 @@ def changing_values(model: nn.Module) -> dict[str, Any]:
         if type(module).get_extra_state is not nn.Module.get_extra_state
     }
     return buffers | extra
-
-
-def _changing_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules whose buffers may change in training."""
-    is_whole = all(parameter.requires_grad for parameter in model.parameters())
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        if module._buffers and (is_whole or any(p.requires_grad for p in module.parameters(recurse=False))):
-            yield prefix, module
 
 
 def _name(prefix: str, name: str) -> str:
