@@ -193,7 +193,7 @@ def test_a_buffer_that_a_resume_could_not_load_ends_the_first_step(
     with pytest.raises(SystemExit, match="1"):
         train(f"file://{tmp_path}", None, 1, model=Unsteady(change))
     assert said in capsys.readouterr().err
-    assert not (tmp_path / "HEAD").exists(), "nothing is committed"
+    assert not [*tmp_path.rglob("manifest.json")], "nothing is committed"
 
 
 def test_a_late_buffer_that_no_commit_holds_does_no_harm(tmp_path: Path) -> None:
