@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,18 @@ class Kubectl(ClusterApi):
         metadata = {"name": name, "labels": labels or {}}
         self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         wait_for(lambda: self.has("serviceaccount", "default", name), f"{name} has a service account")
+
+    def delete_definitions(self, names: Iterable[str]) -> None:
+        """Delete those of these CRDs that are there, and their objects. Fails with what holds one up."""
+        kind = "customresourcedefinition"
+        left = [name for name in names if self.has(kind, name)]
+        for name in left:
+            self.delete(kind, name)
+        try:
+            wait_for(lambda: not any(self.has(kind, name) for name in left), "the CRDs are gone", seconds=120)
+        except AssertionError as error:
+            held = [self.get(kind, name)["status"]["conditions"] for name in left if self.has(kind, name)]
+            raise AssertionError(f"{error}: {held}") from error
 
     def __call__(self, *args: str, stdin: str | None = None) -> str:
         """What kubectl prints; fails the test with what it complains about."""

@@ -95,5 +95,5 @@ def installed(release: HelmRelease) -> Iterator[None]:
         yield
     finally:
         release.run("uninstall", release.name, "--ignore-not-found", "--wait")
-        release.kubectl("delete", "crd", "--ignore-not-found", *crd.definitions())
+        release.kubectl.delete_definitions(crd.definitions())
         release.kubectl("delete", "namespace", "--ignore-not-found", release.namespace)

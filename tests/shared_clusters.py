@@ -130,7 +130,7 @@ def whole_kubectl(whole_cluster: Cluster) -> Iterator[Kubectl]:
     kubectl = Kubectl(kubeconfig=whole_cluster.kubeconfig)
     _define(whole_cluster)
     yield kubectl
-    kubectl("delete", "crd", *definitions())
+    kubectl.delete_definitions(definitions())
 
 
 @pytest.fixture(scope="session")

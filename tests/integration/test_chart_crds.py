@@ -44,7 +44,7 @@ def release(cluster_release: HelmRelease) -> Iterator[HelmRelease]:
     release.kubectl.create(job)
     yield release
     release.run("uninstall", release.name, "--ignore-not-found")
-    release.kubectl("delete", "crd", *crd.definitions())
+    release.kubectl.delete_definitions(crd.definitions())
 
 
 def install(release: HelmRelease, *options: str) -> None:
@@ -92,7 +92,7 @@ def test_a_rollback_can_leave_the_newer_crds(release: HelmRelease) -> None:
 
 def test_crds_can_come_without_a_release(release: HelmRelease) -> None:
     release("uninstall", release.name)
-    release.kubectl("delete", "crd", *crd.definitions())
+    release.kubectl.delete_definitions(crd.definitions())
     install_without = ("--set", "crds.enabled=false")
     notes = release(*release.upgrade(*ASLEEP, *install_without))
     assert f"No CRD {crd.NAME}: the operator waits for it. Set `crds.enabled`, or apply it:" in notes
