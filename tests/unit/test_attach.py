@@ -339,11 +339,13 @@ def test_state_of_each_rank_is_refused_at_once_if_the_job_may_change_its_size() 
 
 def test_large_state_of_each_rank_resumes(tmp_path: Path) -> None:
     uri = f"file://{tmp_path}"
-    hidden = torch.rand(1 << 19)
-    for total, own in (1, {"hidden": hidden}), (2, {"hidden": torch.zeros(1 << 19)}):
+    hidden, replay = torch.rand(1 << 19), np.random.default_rng(0).random((1 << 10, 1 << 8))
+    states: list[dict[str, Any]] = [{"hidden": hidden, "replay": replay}, {"hidden": hidden[:1], "replay": replay[:1]}]
+    for total, own in enumerate(states, start=1):
         with spottrain.session(checkpoint_uri=uri) as session:
             run = session.attach(total=total, own=ByRank(own))
             assert torch.equal(own["hidden"], hidden)
+            assert np.array_equal(own["replay"], replay)
             run.boundary()
     assert max(path.stat().st_size for path in tmp_path.rglob("manifest*")) < 100_000
 

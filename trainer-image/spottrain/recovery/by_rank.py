@@ -11,7 +11,8 @@ from torch.utils.data import IterableDataset
 from spottrain.checkpoint.errors import CheckpointMismatch
 from spottrain.checkpoint.format import codec
 from spottrain.checkpoint.loading.loader import Loaded
-from spottrain.recovery.script_parts import Stateful, load_part
+from spottrain.engines.parameter_state import unpacked
+from spottrain.recovery.script_parts import Stateful, load_part, packed
 
 _OF_ITS_OWN = 'say what becomes of it: ByRank(..., at_another_size="drop"), or a function'
 _OF_A_LOADER = (
@@ -76,10 +77,10 @@ class RankPart:
     def state_in(self, name: str, loaded: Loaded) -> dict[str, Any] | None:
         """This rank's state in a commit that holds it. None: it starts afresh. Raises CheckpointMismatch."""
         if loaded.rank_state is not None and not self.is_dealt:
-            own: dict[str, Any] = loaded.rank_state["parts"][name]
+            own: dict[str, Any] = unpacked(loaded.rank_state["parts"][name])
             return own
         if callable(self.at_another_size):
-            every = [codec.join(saved["parts"][name], loaded.rank_tensors) for saved in loaded.rank_states]
+            every = [unpacked(codec.join(each["parts"][name], loaded.rank_tensors)) for each in loaded.rank_states]
             return self.at_another_size(every, self.rank, self.world_size)
         if self.at_another_size == "drop":
             return None
@@ -95,7 +96,7 @@ class RankPart:
 
 def rank_states_of(parts: Mapping[str, RankPart]) -> dict[str, Any]:
     """What this rank saves of its parts."""
-    return {name: each.part.state_dict() for name, each in parts.items()}
+    return {name: packed(each.part.state_dict(), name) for name, each in parts.items()}
 
 
 def load_rank_parts(parts: Mapping[str, RankPart], loaded: Loaded) -> None:

@@ -54,7 +54,7 @@ class Stateful(Protocol):
 
 def states_of(parts: Mapping[str, Stateful]) -> Values:
     """What a commit holds of the parts, with an Unfit in the place of what it can't hold."""
-    return {(key := f"{PREFIX}{name}"): _packed(part.state_dict(), key) for name, part in parts.items()}
+    return {(key := f"{PREFIX}{name}"): packed(part.state_dict(), key) for name, part in parts.items()}
 
 
 def room_for(parts: Mapping[str, Stateful], saved: Values) -> Values:
@@ -68,7 +68,7 @@ def room_for(parts: Mapping[str, Stateful], saved: Values) -> Values:
     """
     keys = {f"{PREFIX}{name}": part for name, part in parts.items()}
     return {
-        key: with_tensors(saved[key], _like, _packed(part.state_dict(), key))
+        key: with_tensors(saved[key], _like, packed(part.state_dict(), key))
         for key, part in keys.items()
         if key in saved
     }
@@ -111,11 +111,12 @@ def without(state: Values, names: Collection[str]) -> Values:
     return {key: value for key, value in state.items() if key not in left_out}
 
 
-def _packed(value: Any, path: str) -> Any:
+def packed(value: Any, path: str) -> Any:
+    """A state with large arrays, and tensors that wrap others, taken apart into plain tensors. See `unpacked`."""
     if isinstance(value, dict):
-        return {key: _packed(each, f"{path}.{key}") for key, each in value.items()}
+        return {key: packed(each, f"{path}.{key}") for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_packed(each, f"{path}.{number}") for number, each in enumerate(value))
+        return type(value)(packed(each, f"{path}.{number}") for number, each in enumerate(value))
     if type(value) is np.ndarray and value.nbytes > _INLINE_BYTES and value.dtype.kind in codec.ARRAYS:
         return array_apart(value)
     return _packed_tensor(value, path) if isinstance(value, torch.Tensor) else value
