@@ -340,7 +340,10 @@ def test_state_of_each_rank_is_refused_at_once_if_the_job_may_change_its_size() 
 def test_large_state_of_each_rank_resumes(tmp_path: Path) -> None:
     uri = f"file://{tmp_path}"
     hidden, replay = torch.rand(1 << 19), np.random.default_rng(0).random((1 << 10, 1 << 8))
-    states: list[dict[str, Any]] = [{"hidden": hidden, "replay": replay}, {"hidden": hidden[:1], "replay": replay[:1]}]
+    states: list[dict[str, Any]] = [
+        {"hidden": hidden, "replay": replay},
+        {"hidden": hidden[:1], "replay": replay[:1]},
+    ]
     for total, own in enumerate(states, start=1):
         with spottrain.session(checkpoint_uri=uri) as session:
             run = session.attach(total=total, own=ByRank(own))
