@@ -12,7 +12,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -21,6 +21,7 @@ from urllib.request import urlopen
 # Name of a fault -> the status, and the code as S3 has it.
 ANSWERS = {
     "throttles": (503, "SlowDown"),
+    "limits": (429, "TooManyRequests"),
     "denies": (403, "AccessDenied"),
     "vanishes": (404, "NoSuchBucket"),
     "full": (507, "XMinioStorageFull"),
@@ -33,10 +34,18 @@ OF_AZURE = {
     "AccessDenied": "AuthorizationPermissionMismatch",
     "NoSuchBucket": "ContainerNotFound",
 }
+# Bodies with a right length that are not what was asked for.
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "halves": lambda content: content[: len(content) // 2],
+    "alters": lambda content: content[:-2] + bytes(2),
+    "pads": lambda content: content + b"?",
+}
 CONTROL = "/-/fault/"
 # Ways of servers that speak S3's protocol in part. They concern requests of one kind, and others are forwarded.
 _CHECKSUMS = ("x-amz-checksum-", "x-amz-sdk-checksum-algorithm", "x-amz-trailer")
 _CONDITIONS = ("if-match", "if-none-match")
+# Headers of requests that such servers ignore.
+_IGNORED: dict[str, Collection[str]] = {"ignores conditions": _CONDITIONS, "ignores ranges": ("range",)}
 DAWDLE_SECONDS = 2.0
 
 
@@ -45,8 +54,9 @@ class FaultyProxy(ThreadingHTTPServer):
 
     `fault` is a key of ANSWERS, a way of servers that know S3 in part (`_refusal`, and "ignores conditions"), "drops"
     (the connection), "hangs" (until the client hangs up), "cuts" (an answer in the middle of its body), "dawdles"
-    (takes a body steadily, but little at a time for the first DAWDLE_SECONDS), or
-    "" for no fault. It holds for `times` requests of paths that contain `within`.
+    (takes a body steadily, but little at a time for the first DAWDLE_SECONDS), one of DAMAGES, "errs" (an error
+    with status 200), "redirects" (to the upstream), "turns around" (redirects to itself), "ignores ranges", or "" for
+    no fault. It holds for `times` requests of paths that contain `within`.
     """
 
     daemon_threads = True
@@ -113,11 +123,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif fault in ANSWERS:
             self._refuse(*ANSWERS[fault])
+        elif fault == "errs":
+            self._send(200, b"<Error>InternalError</Error>")
+        elif fault in ("redirects", "turns around"):
+            host = self.server.upstream if fault == "redirects" else self.headers["Host"]
+            self._send(307, b"", [("Location", f"http://{host}{self.path}")])
         elif refusal := self._refusal(fault):
             self._refuse(*refusal)
         else:
-            dropped = ("expect", *_CONDITIONS) if fault == "ignores conditions" else ("expect",)
-            self._forward(body, cut=fault == "cuts", dropped=dropped)
+            self._forward(body, fault)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = do_PATCH = _answer  # noqa: N815
 
@@ -156,7 +170,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(status, json.dumps({"error": {"code": status, "message": message}}).encode())
 
-    def _forward(self, body: bytes, *, cut: bool, dropped: Collection[str]) -> None:
+    def _forward(self, body: bytes, fault: str) -> None:
+        dropped = ("expect", *_IGNORED.get(fault, ()))
         connection = http.client.HTTPConnection(self.server.upstream, timeout=60)
         try:
             headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
@@ -165,7 +180,8 @@ class _Handler(BaseHTTPRequestHandler):
             content = answer.read()
         finally:
             connection.close()
-        self._send(answer.status, content, answer.getheaders(), cut=cut)
+        content = DAMAGES[fault](content) if fault in DAMAGES else content
+        self._send(answer.status, content, answer.getheaders(), cut=fault == "cuts")
 
     def _send(
         self, status: int, content: bytes, headers: list[tuple[str, str]] | None = None, *, cut: bool = False

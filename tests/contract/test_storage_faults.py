@@ -201,6 +201,14 @@ def test_a_trial_names_what_a_server_lacks(
     assert isinstance(raised.value, kind)
 
 
+def test_a_server_that_knows_no_ranges_gives_no_other_bytes(partial_server: Bucket) -> None:
+    storage = partial_server.open(patient=False)
+    storage.put("k", b"0123456789")
+    partial_server.proxy.play("ignores ranges")
+    with pytest.raises(StorageDenied, match=r"://.*/k.*: the server sends the whole object for a part of it"):
+        storage.read_into("k", 2, memoryview(bytearray(3)))
+
+
 @pytest.mark.parametrize("way", ["deletes by MD5", "refuses checksums"])
 def test_a_server_that_refuses_to_delete_many_at_once_is_asked_for_each(
     partial_server: Bucket, way: str, monkeypatch: pytest.MonkeyPatch

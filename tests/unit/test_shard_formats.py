@@ -21,10 +21,11 @@ import pytest
 import torch
 
 from spottrain.data import Shards
-from spottrain.data.shards.cache import CacheUnusable, ShardDamaged
+from spottrain.data.shards import store
+from spottrain.data.shards.cache import CacheUnusable
 from spottrain.data.shards.formats import JsonLines, Mds, format_of
 from spottrain.data.shards.make_index import make_index
-from spottrain.data.shards.store import ShardPlace
+from spottrain.data.shards.store import ShardDamaged, ShardPlace
 from spottrain_cli.data import data as data_command
 
 ROWS = [
@@ -134,13 +135,16 @@ def test_a_shard_that_can_not_be_unpacked_gets_no_index(tmp_path: Path, name: st
         indexed(tmp_path, name.split(".")[1])
 
 
-def test_a_shard_that_can_no_longer_be_unpacked_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+def test_a_shard_that_can_no_longer_be_unpacked_ends_the_run_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_PAUSES_OF_DAMAGE", (0,))
     (tmp_path / "0.jsonl.gz").write_bytes(gzip.compress(b"1\n"))
     data = indexed(tmp_path, "jsonl")
     (tmp_path / "0.jsonl.gz").write_bytes(broken := gzip.compress(b"1\n")[:-1] + b"x")
     index = data.index
     index.checksums[0] = zlib.crc32(broken)
-    with pytest.raises(ShardDamaged, match=r"0\.jsonl\.gz of .* can't be unpacked: it can't be read as gzip"):
+    with pytest.raises(ShardDamaged, match=r"0\.jsonl\.gz of .* can't be used: it can't be read as gzip"):
         data[0]
     assert list((tmp_path / "cache").rglob("*.unfinished")) == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import http.server
 import io
 import json
 import multiprocessing
@@ -12,34 +11,27 @@ import re
 import shutil
 import signal
 import tarfile
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from functools import partial
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
 
 from cluster_fixtures import wait_for
-from faulty_proxy import faulty_proxy
-from spottrain.checkpoint.errors import StorageError, StorageUnavailable
+from shard_folders import shards_in, web_server, write_lines
+from spottrain.checkpoint.errors import StorageError
 from spottrain.checkpoint.stores.file_storage import FileStorage
 from spottrain.data import Shards
-from spottrain.data.batch import BatchPlan
-from spottrain.data.batches import Batches
-from spottrain.data.loader import Data, load_batches
-from spottrain.data.order import Permutation
-from spottrain.data.shards import cache, fetch_ahead
-from spottrain.data.shards.cache import CacheUnusable, ShardCache, ShardDamaged
+from spottrain.data.shards import cache, fetch_ahead, store
+from spottrain.data.shards.cache import CacheUnusable, ShardCache
 from spottrain.data.shards.dataset import read_index
 from spottrain.data.shards.fetch_ahead import FetchAhead, check_room, wanted
 from spottrain.data.shards.formats import JsonLines, ShardFormat, Tar, Tokens
 from spottrain.data.shards.index import INDEX_KEY, ShardIndex
-from spottrain.data.shards.make_index import make_index, verify
+from spottrain.data.shards.make_index import make_index
 from spottrain.data.shards.store import ShardPlace
 from spottrain_cli.main import main
 
@@ -51,21 +43,6 @@ def write_tar(path: Path, samples: dict[str, dict[str, bytes]]) -> None:
                 member = tarfile.TarInfo(f"{key}.{ending}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-
-
-def write_lines(folder: Path, number: int = 6, lines: int = 5) -> str:
-    """Shards of JSON lines, of 100 bytes each."""
-    folder.mkdir(exist_ok=True)
-    for shard in range(number):
-        values = [json.dumps({"value": 100 * shard + line}).ljust(19) + "\n" for line in range(lines)]
-        (folder / f"{shard}.jsonl").write_text("".join(values))
-    return f"file://{folder}/*.jsonl"
-
-
-def shards_in(tmp_path: Path, *, cache_bytes: int = 300, **how: Any) -> Shards:
-    uri = write_lines(tmp_path / "corpus")
-    make_index(ShardPlace.of(uri), JsonLines())
-    return Shards(uri, format="jsonl", cache=tmp_path / "cache", cache_bytes=cache_bytes, **how)
 
 
 def used(tmp_path: Path) -> int:
@@ -215,41 +192,6 @@ def test_a_fetch_that_is_killed_leaves_neither_half_a_shard_nor_its_room(tmp_pat
     assert list((tmp_path / "cache").rglob("*.unfinished")) == []
 
 
-def test_a_store_that_is_gone_for_a_while_is_asked_again(tmp_path: Path) -> None:
-    data, slept = shards_in(tmp_path), list[float]()
-
-    class Gone(FileStorage):
-        def read_into(self, key: str, offset: int, memory: memoryview) -> int:
-            if len(slept) < 4:
-                raise StorageUnavailable("it is gone")
-            return super().read_into(key, offset, memory)
-
-    store = partial(Gone, tmp_path / "corpus")
-    cache = ShardCache(tmp_path / "cache", 300, data.index, JsonLines(), store, place="corpus", sleep=slept.append)
-    cache.fetch(2)
-    assert cache.holds(2)
-    assert slept == [1, 2, 4, 8]
-
-
-def test_faults_of_a_store_cost_time_alone(tmp_path: Path) -> None:
-    """A store that throttles, cuts answers or hangs up: also while the index is read."""
-    data, slept = shards_in(tmp_path), list[float]()
-    with web_server(tmp_path) as address, faulty_proxy(address) as proxy:
-        place = ShardPlace.of(f"{proxy.url}/corpus/*.jsonl")
-        for number, fault in enumerate(("throttles", "cuts", "drops")):
-            proxy.play(fault, times=2, within=INDEX_KEY)
-            index = read_index(place, JsonLines(), sleep=slept.append)
-            assert index.fingerprint == data.index.fingerprint
-            proxy.play(fault, times=2, within=".jsonl")
-            here = ShardCache(
-                tmp_path / fault, 300, index, JsonLines(), place.open, place="corpus", sleep=slept.append
-            )
-            here.fetch(number)
-            with open(here.open(number), "rb") as file:
-                assert file.read() == (tmp_path / "corpus" / f"{number}.jsonl").read_bytes()
-    assert slept == [1, 2] * 6
-
-
 def test_a_cache_that_can_no_longer_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = shards_in(tmp_path)
 
@@ -291,41 +233,6 @@ def test_a_process_that_cannot_write_its_plan_goes_on_later(tmp_path: Path, monk
     monkeypatch.setattr(data.cache, "plan", refused_once)
     with closing(FetchAhead(data, lambda step: iter([4]), 0)):
         wait_for(lambda: data.cache.holds(4), "the shard is here")
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda shard: shard.unlink(), "the shard 1.jsonl of {uri} is missing"),
-        (lambda shard: shard.write_text("{}\n"), "the shard 1.jsonl of {uri} has 3 bytes, and the index says 100"),
-        (
-            lambda shard: shard.write_text("x" * 100),
-            "the shard 1.jsonl of {uri} has changed since the index",
-        ),
-    ],
-    ids=["missing", "cut", "changed"],
-)
-def test_a_shard_that_is_not_what_the_index_says_is_named(tmp_path: Path, change: Any, sentence: str) -> None:
-    data = shards_in(tmp_path)
-    change(tmp_path / "corpus" / "1.jsonl")
-    with pytest.raises(ShardDamaged, match=re.escape(sentence.format(uri=f"file://{tmp_path}/corpus/*.jsonl"))):
-        data[5]
-    assert used(tmp_path) == 0
-    [found] = verify(ShardPlace.of(f"file://{tmp_path}/corpus/*.jsonl"), JsonLines())
-    assert found.startswith("1.jsonl ")
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_damaged_shard_is_named_in_a_sentence_whoever_meets_it(tmp_path: Path, num_workers: int) -> None:
-    data = shards_in(tmp_path)
-    (tmp_path / "corpus" / "0.jsonl").unlink()
-    batches = Batches(Permutation(num_samples=len(data), shuffle=False), 1)
-    plan, how = BatchPlan(global_batch=1, micro_batch=1, world_size=1), Data(data, num_workers=num_workers)
-    found = load_batches(how, batches, plan, rank=0, first_step=0, device=torch.device("cpu"))
-    with closing(found), pytest.raises(ShardDamaged) as caught:
-        next(found)
-    assert str(caught.value).startswith(f"the shard 0.jsonl of file://{tmp_path}/corpus/*.jsonl is missing; put it")
-    assert "\n" not in str(caught.value)
 
 
 def refused(tmp_path: Path, **how: Any) -> str:
@@ -413,37 +320,6 @@ def test_a_sample_that_can_not_be_decoded_is_named(tmp_path: Path) -> None:
         data[1]
 
 
-class Ranges(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and parts of them."""
-
-    def do_GET(self) -> None:
-        path = Path(self.translate_path(self.path))
-        if not path.is_file():
-            self.send_error(404)
-            return
-        content = path.read_bytes()
-        if asked := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
-            content = content[int(asked[1]) : int(asked[2]) + 1]
-        self.send_response(206 if asked else 200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None: ...
-
-
-@contextmanager
-def web_server(folder: Path) -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Ranges, directory=str(folder))) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def test_shards_are_read_from_a_web_server(tmp_path: Path) -> None:
     shards_in(tmp_path)
     with web_server(tmp_path) as address:
@@ -464,7 +340,10 @@ def command(*arguments: str) -> Any:
     return CliRunner().invoke(main, ["data", *arguments])
 
 
-def test_the_command_line_makes_an_index_and_finds_a_changed_shard(tmp_path: Path) -> None:
+def test_the_command_line_makes_an_index_and_finds_a_changed_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_PAUSES_OF_DAMAGE", (0,))
     uri = write_lines(tmp_path / "corpus")
     made = command("index", uri, "--format", "jsonl")
     assert made.exit_code == 0

@@ -149,6 +149,10 @@ class GcsStorage:
                 )
             except RequestRangeNotSatisfiable:
                 return 0
+        if len(data) > len(memory):
+            raise StorageDenied(
+                f"{self._name}{key}: the server sends the whole object for a part of it. Use one that knows ranges."
+            )
         memory[: len(data)] = data
         return len(data)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import http
+from collections.abc import Iterator, Mapping
 from email.utils import formatdate
+from typing import Any
 
 from botocore.exceptions import (
     BotoCoreError,
@@ -102,6 +104,13 @@ class S3Answers:
                 # botocore doesn't translate all errors of urllib3: not that of a damaged TLS record.
                 raise BrokenOff(f"The answer of {self.where(key)} broke off: {error}") from error
 
+    def check_part(self, key: str, offset: int, answer: Mapping[str, Any]) -> None:
+        """Check that an answer begins where it was asked to. 200 stands for the whole object."""
+        if offset and answer["ResponseMetadata"]["HTTPStatusCode"] == http.HTTPStatus.OK:
+            raise Refused(
+                f"{self.where(key)}: the server sends the whole object for a part of it. Use one that knows ranges."
+            )
+
     @contextlib.contextmanager
     def of_the_bucket(self, key: str) -> Iterator[None]:
         """Sentences of a request to the bucket. No single object can be missing from it."""
@@ -174,13 +183,18 @@ class S3Answers:
         ):
             if seen & codes:
                 return make()
-        if (status.startswith("4") or status == "501") and not seen & _PASSING:
-            return Refused(f"{where} refused the request: {error}{_remedy(str(error))}")
+        if (status.startswith(("3", "4")) or status == "501") and not seen & _PASSING:
+            return Refused(f"{where} refused the request: {error}{_remedy(status, str(error))}")
         return StorageUnavailable(f"{where} failed, after retries: {error}")
 
 
-def _remedy(words: str) -> str:
-    """What to do about a refusal, if its words name a header that not every server knows."""
+def _remedy(status: str, words: str) -> str:
+    """What to do about a refusal, if its status or its words say so."""
     if "x-amz-checksum" in words or "x-amz-sdk-checksum" in words:
         return " Set AWS_REQUEST_CHECKSUM_CALCULATION=when_required in the job's env."
+    if status.startswith("3"):
+        return (
+            " The server refers to another address or region: correct checkpoint.endpointURL, or set AWS_REGION in "
+            "the job's env."
+        )
     return ""

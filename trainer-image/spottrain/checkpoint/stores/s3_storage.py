@@ -142,10 +142,11 @@ class S3Storage:
 
     def _read_into(self, key: str, offset: int, memory: memoryview) -> int:
         try:
-            body = self._call("get_object", key, Range=f"bytes={offset}-{offset + len(memory) - 1}")["Body"]
+            answer = self._call("get_object", key, Range=f"bytes={offset}-{offset + len(memory) - 1}")
         except BeyondTheEnd:
             return 0
-        filled = 0
+        self._answers.check_part(key, offset, answer)
+        body, filled = answer["Body"], 0
         with self._answers.reading(key):
             while filled < len(memory) and (length := body.readinto(memory[filled : filled + _READ_BYTES])):
                 filled += length

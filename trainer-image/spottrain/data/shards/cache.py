@@ -10,27 +10,22 @@ from __future__ import annotations
 
 import fcntl
 import json
-import mmap
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
-from zlib_ng import zlib_ng
 
-from spottrain.checkpoint.errors import CorruptCheckpoint, ObjectNotFound
 from spottrain.checkpoint.stores.storage import ObjectReader
 from spottrain.data.shards.fetched_bytes import FetchedBytes
 from spottrain.data.shards.formats import InvalidShard, ShardFormat
 from spottrain.data.shards.formats.shard_format import Unpack
 from spottrain.data.shards.index import UNKNOWN, ShardIndex
-from spottrain.data.shards.store import through_outages
+from spottrain.data.shards.read_shard import read_shard
+from spottrain.data.shards.store import ShardDamaged, again_if_damaged
 
-_PART_BYTES = 8 << 20
 _NUM_LOCKS = 64
 _WAIT_FOR_ROOM = 0.05
 _PLAN = "plan.json"
@@ -38,10 +33,6 @@ _PLAN = "plan.json"
 
 class CacheUnusable(ValueError):
     """A cache that can't hold the shards. The message is a sentence."""
-
-
-class ShardDamaged(CorruptCheckpoint):
-    """A shard that is not what the index says. The message is a sentence."""
 
 
 class ShardCache:
@@ -129,9 +120,7 @@ class ShardCache:
                 return
             unpack = self._format.unpack(self._index.names[number])
             with self._room_for(number, is_packed=unpack is not None) as unfinished:
-                self._read(number, unfinished[0])
-                if unpack is not None:
-                    self._unpack(number, unpack, *unfinished)
+                again_if_damaged(lambda: self._fill(number, unpack, unfinished), sleep=self._sleep)
                 os.rename(unfinished[-1], self._path(number))
                 self.fetched.add(int(self._index.sizes[number]), late=not ahead)
 
@@ -210,66 +199,53 @@ class ShardCache:
             return found
         return []
 
+    def _fill(self, number: int, unpack: Unpack | None, unfinished: Sequence[Path]) -> None:
+        self._read(number, unfinished[0])
+        if unpack is not None:
+            self._unpack(number, unpack, *unfinished)
+        if self._index.checksums[number] == UNKNOWN:
+            self._check(number, unfinished[-1])
+
     def _read(self, number: int, path: Path) -> None:
         """Read a shard into a file of its size, and verify it."""
-        name, size = self._index.names[number], int(self._index.sizes[number])
-        try:
-            through_outages(lambda: self._read_once(name, size, path), sleep=self._sleep)
-        except ObjectNotFound as error:
-            raise ShardDamaged(
-                f"the shard {name} of {self._place} is missing; put it back, or make the index again "
-                "(`spottrain data index`), which begins another run"
-            ) from error
-        with path.open("rb") as file:
-            found = _checksum(file, size)
-        if self._index.checksums[number] not in (found, UNKNOWN):
-            raise ShardDamaged(
-                f"the shard {name} of {self._place} has changed since the index was made: its checksum is "
-                f"{found:08x}, and the index says {self._index.checksums[number]:08x}. Put it back, or make the "
-                "index again (`spottrain data index`), which begins another run"
-            )
-
-    def _read_once(self, name: str, size: int, path: Path) -> None:
-        store = self._opened_store()
-        if size == 0:
-            return
-        with path.open("r+b") as file, mmap.mmap(file.fileno(), size) as memory, memoryview(memory) as view:
-
-            def read(begin: int) -> int:
-                with view[begin : begin + _PART_BYTES] as part:
-                    return store.read_into(name, begin, part)
-
-            with ThreadPoolExecutor(max_workers=store.parallel_reads) as pool:
-                read_bytes = sum(pool.map(read, range(0, size, _PART_BYTES)))
-        if read_bytes != size:
-            raise ShardDamaged(
-                f"the shard {name} of {self._place} has {read_bytes} bytes, and the index says {size}: it was cut or "
-                "changed. Put it back, or make the index again (`spottrain data index`), which begins another run"
+        with path.open("r+b") as file:
+            read_shard(
+                self._opened_store,
+                self._index.names[number],
+                int(self._index.sizes[number]),
+                file,
+                place=self._place,
+                checksum=int(self._index.checksums[number]),
+                sleep=self._sleep,
             )
 
     def _unpack(self, number: int, unpack: Unpack, packed: Path, unpacked: Path) -> None:
-        with packed.open("rb") as file, unpacked.open("r+b") as into:
-            try:
-                unpack(file, into)
-            except InvalidShard as error:
-                raise ShardDamaged(
-                    f"the shard {self._index.names[number]} of {self._place} can't be unpacked: {error}; make the "
-                    "index again (`spottrain data index`), which begins another run"
-                ) from error
+        with packed.open("rb") as file, unpacked.open("r+b") as into, self._of_the_format(number):
+            unpack(file, into)
             into.truncate()
+
+    def _check(self, number: int, path: Path) -> None:
+        """Check the table of samples of a shard whose checksum nobody knows."""
+        with path.open("rb") as file, self._of_the_format(number):
+            found, said = len(self._format.places(file)), int(self._index.samples[number])
+            if found != said:
+                raise InvalidShard(f"it has {found} samples, and the index says {said}")
+
+    @contextmanager
+    def _of_the_format(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except InvalidShard as error:
+            raise ShardDamaged(
+                f"the shard {self._index.names[number]} of {self._place} can't be used: {error}; put it back, or "
+                "make the index again (`spottrain data index`), which begins another run"
+            ) from error
 
     def _opened_store(self) -> ObjectReader:
         """A client of this process: those of a parent don't survive a fork."""
         if self._store is None or self._store[0] != os.getpid():
             self._store = os.getpid(), self._open_store()
         return self._store[1]
-
-
-def _checksum(file: BinaryIO, size: int) -> int:
-    found = 0
-    while block := file.read(_PART_BYTES):
-        found = zlib_ng.crc32(block, found)
-    return found
 
 
 def _found(paths: Iterable[Path]) -> dict[Path, os.stat_result]:

@@ -15,17 +15,18 @@ from typing import Any
 import numpy as np
 
 from spottrain.checkpoint.errors import ObjectNotFound
-from spottrain.checkpoint.stores.storage import ObjectReader
 from spottrain.data.items import places_by_part
 from spottrain.data.shards.cache import ShardCache
 from spottrain.data.shards.formats import Place, ShardFormat, format_of
-from spottrain.data.shards.index import INDEX_KEY, InvalidIndex, ShardIndex
+from spottrain.data.shards.index import INDEX_KEY, DamagedIndex, InvalidIndex, ShardIndex
 from spottrain.data.shards.mds_index import MDS_INDEX_KEY, index_of_mds
 from spottrain.data.shards.shard_order import ShardOrder
-from spottrain.data.shards.store import ShardPlace, through_outages
+from spottrain.data.shards.store import ShardPlace, again_if_damaged, through_outages
 from spottrain.data.shards.undecodable import Undecodable, is_of_the_machine
 
 logger = logging.getLogger(__name__)
+
+Sleep = Callable[[float], None]
 
 # Shards of which a process keeps where the samples are.
 _NUM_OPEN = 64
@@ -77,7 +78,7 @@ class Shards:
             >>> from spottrain.data import Shards
             >>> from spottrain.data.shards.formats import Tokens
             >>> from spottrain.data.shards.make_index import make_index
-            >>> from spottrain.data.shards.store import ShardPlace, through_outages
+            >>> from spottrain.data.shards.store import ShardPlace
             >>> folder = tempfile.TemporaryDirectory()
             >>> for number in range(3):
             ...     np.arange(9, dtype=np.uint16).tofile(f"{folder.name}/{number}.bin")
@@ -191,14 +192,20 @@ class Shards:
         return places
 
 
-def _found(store: ObjectReader, key: str, sleep: Callable[[float], None]) -> bytes | None:
+def _found(place: ShardPlace, key: str, parse: Callable[[bytes], ShardIndex], sleep: Sleep) -> ShardIndex | None:
+    """An index, if there is one. One that can't be parsed may have been damaged on the way here: it is read again."""
+
+    def read() -> ShardIndex:
+        content, _ = through_outages(lambda: place.open().get(key), sleep=sleep)
+        return parse(content)
+
     try:
-        return through_outages(lambda: store.get(key)[0], sleep=sleep)
+        return again_if_damaged(read, damage=DamagedIndex, sleep=sleep)
     except ObjectNotFound:
         return None
 
 
-def read_index(place: ShardPlace, format: ShardFormat, *, sleep: Callable[[float], None] = time.sleep) -> ShardIndex:
+def read_index(place: ShardPlace, format: ShardFormat, *, sleep: Sleep = time.sleep) -> ShardIndex:
     """Read the index of shards.
 
     Args:
@@ -210,14 +217,15 @@ def read_index(place: ShardPlace, format: ShardFormat, *, sleep: Callable[[float
         InvalidIndex: There is none, or one of other shards.
         StorageError: It can't be read.
     """
-    where, store = f"{place.folder}/{INDEX_KEY}", place.open()
-    if (content := _found(store, INDEX_KEY, sleep)) is None:
-        if format.name == "mds" and (content := _found(store, MDS_INDEX_KEY, sleep)) is not None:
-            return index_of_mds(content, f"{place.folder}/{MDS_INDEX_KEY}", place.pattern)
+    where = f"{place.folder}/{INDEX_KEY}"
+    index = _found(place, INDEX_KEY, lambda content: ShardIndex.from_json(content, where), sleep)
+    if index is None and format.name == "mds":
+        of_mds = f"{place.folder}/{MDS_INDEX_KEY}"
+        index = _found(place, MDS_INDEX_KEY, lambda content: index_of_mds(content, of_mds, place.pattern), sleep)
+    if index is None:
         raise InvalidIndex(
             f"there is no index {where}; make it once, with `spottrain data index {place.folder}/{place.pattern}`"
         )
-    index = ShardIndex.from_json(content, where)
     for what, asked, found in (("names", place.pattern, index.pattern), ("format", format.name, index.format)):
         if asked != found:
             raise InvalidIndex(

@@ -13,12 +13,30 @@ from spottrain.data.order import Indices
 
 INDEX_KEY = "spottrain-index.json"
 VERSION = 1
+_REMEDY = (
+    f"This version reads indices of version {VERSION}. If the store sends something else, mend that; otherwise make "
+    "it again with `spottrain data index`"
+)
 UNKNOWN = -1
 """Stands for the checksum of a shard whose size alone is known."""
 
 
 class InvalidIndex(ValueError):
     """An index that can't be used. The message is a sentence."""
+
+
+class DamagedIndex(InvalidIndex):
+    """Something else than an index, such as a part of one. The message is a sentence."""
+
+
+def invalid_index(what: str, content: bytes, error: ValidationError, remedy: str) -> InvalidIndex:
+    """What is wrong with an index; `what` and `remedy` are the beginning and the end of the sentence."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        seen = f"it has {len(content)} bytes, and begins with {content[:40]!r}"
+        return DamagedIndex(f"{what} can't be read: {first['msg']}; {seen}. {remedy}")
+    where = ".".join(map(str, first["loc"])) or "the whole"
+    return InvalidIndex(f"{what} can't be read: {where}: {first['msg']}. {remedy}")
 
 
 class _IndexFile(BaseModel):
@@ -85,12 +103,7 @@ class ShardIndex:
         try:
             file = _IndexFile.model_validate_json(content)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "the whole"
-            raise InvalidIndex(
-                f"the index {place} can't be read: {where}: {first['msg']}. This version reads indices of version "
-                f"{VERSION}; make it again with `spottrain data index`"
-            ) from error
+            raise invalid_index(f"the index {place}", content, error, _REMEDY) from error
         return cls(
             format=file.format,
             pattern=file.pattern,

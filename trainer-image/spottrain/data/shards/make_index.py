@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,15 +10,14 @@ from contextlib import contextmanager
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
-from zlib_ng import zlib_ng
 
 from spottrain.checkpoint.errors import ObjectNotFound
 from spottrain.data.shards.formats import InvalidShard, ShardFormat
-from spottrain.data.shards.index import INDEX_KEY, ShardIndex
+from spottrain.data.shards.index import INDEX_KEY, UNKNOWN, ShardIndex
+from spottrain.data.shards.read_shard import read_shard
 from spottrain.data.shards.shard_storage import ShardStorage
-from spottrain.data.shards.store import ShardPlace
+from spottrain.data.shards.store import ShardDamaged, ShardPlace, again_if_damaged
 
-_PART_BYTES = 8 << 20
 _PARALLEL_SHARDS = 4
 
 
@@ -84,7 +82,9 @@ def verify(place: ShardPlace, format: ShardFormat) -> Iterator[str]:
             yield f"{name} has {there[name]} bytes, and the index says {size}."
         elif name in there:
             with tempfile.TemporaryFile() as file:
-                if _read(storage, name, size, file) != checksum:
+                try:
+                    _read(storage, place, name, size, file, checksum)
+                except ShardDamaged:
                     yield f"{name} has another checksum than in the index: its content has changed."
 
 
@@ -99,7 +99,7 @@ def unpacked_shard(
         StorageError: It can't be read.
     """
     with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as unpacked:
-        checksum = _read(storage, name, size, file)
+        checksum = _read(storage, place, name, size, file)
         try:
             if (unpack := format.unpack(name)) is None:
                 yield file, checksum
@@ -131,15 +131,15 @@ def _scan(
             yield each
 
 
-def _read(storage: ShardStorage, name: str, size: int, file: BinaryIO) -> int:
-    """Copy a shard into a file; its checksum."""
-    if size == 0:
-        return 0
+def _read(
+    storage: ShardStorage, place: ShardPlace, name: str, size: int, file: BinaryIO, checksum: int = UNKNOWN
+) -> int:
+    """Copy a shard into an empty file; its checksum."""
     file.truncate(size)
-    checksum = 0
-    with mmap.mmap(file.fileno(), size) as memory, memoryview(memory) as view:
-        for begin in range(0, size, _PART_BYTES):
-            with view[begin : begin + _PART_BYTES] as part:
-                storage.read_into(name, begin, part)
-                checksum = zlib_ng.crc32(part, checksum)
-    return checksum
+
+    def read() -> int:
+        return read_shard(
+            lambda: storage, name, size, file, place=f"{place.folder}/{place.pattern}", checksum=checksum
+        )
+
+    return again_if_damaged(read)

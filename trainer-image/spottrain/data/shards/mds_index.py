@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from spottrain.data.shards.index import UNKNOWN, InvalidIndex, ShardIndex
+from spottrain.data.shards.index import UNKNOWN, InvalidIndex, ShardIndex, invalid_index
 
 MDS_INDEX_KEY = "index.json"
 
@@ -38,9 +38,8 @@ def index_of_mds(content: bytes, place: str, pattern: str) -> ShardIndex:
     try:
         file = _IndexFile.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the whole"
-        raise InvalidIndex(f"the index {place} of MosaicML can't be read: {where}: {first['msg']}") from error
+        remedy = "If the store sends something else, mend that; otherwise write the data set again"
+        raise invalid_index(f"the index {place} of MosaicML", content, error, remedy) from error
     chosen = [(each.zip_data or each.raw_data, each) for each in file.shards]
     if not chosen:
         raise InvalidIndex(f"the index {place} names no shards")

@@ -57,8 +57,8 @@ class Packed:
         with tempfile.TemporaryFile() as file:
             yield file
             file.flush()
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
-                self._storage.upload(name, view)
+            # Unmapped by whoever drops the last view. The traceback of an error may be that.
+            self._storage.upload(name, memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
         self._count += 1
         self._on_shard(name)
 
