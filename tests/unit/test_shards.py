@@ -30,7 +30,7 @@ from spottrain.data.shards.cache import CacheUnusable, ShardCache
 from spottrain.data.shards.dataset import read_index
 from spottrain.data.shards.fetch_ahead import FetchAhead, check_room, wanted
 from spottrain.data.shards.formats import JsonLines, ShardFormat, Tar, Tokens
-from spottrain.data.shards.index import INDEX_KEY, ShardIndex
+from spottrain.data.shards.index import INDEX_KEY, UNKNOWN, ShardIndex
 from spottrain.data.shards.make_index import make_index
 from spottrain.data.shards.store import ShardPlace
 from spottrain_cli.main import main
@@ -209,6 +209,34 @@ def test_a_cache_that_can_no_longer_be_written_says_so(tmp_path: Path, monkeypat
             write()
 
 
+def test_a_shard_of_the_cache_that_others_may_not_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = shards_in(tmp_path)
+
+    def denied(*_: Any) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "open", denied)
+    with pytest.raises(CacheUnusable, match=r"1.jsonl in the cache .* can't be read: Permission denied; give the"):
+        data.cache.open(1)
+
+
+def test_a_full_disk_that_takes_no_record_of_a_bad_sample_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = shards_in(tmp_path, max_undecodable=3)
+    data.index.checksums[0] = UNKNOWN
+    (tmp_path / "corpus" / "0.jsonl").write_text(("{".ljust(19) + "\n") * 5)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(data.undecodable, "add", full)
+    with pytest.raises(CacheUnusable, match=r"No space left on device; give its disk more room"):
+        data[0]
+
+
 def test_a_shard_that_another_process_finishes_meanwhile_disturbs_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +285,8 @@ def test_what_can_not_be_used_is_refused_with_what_to_do(tmp_path: Path) -> None
     )
     assert "0.jsonl needs 100 bytes, and the cache" in refused(tmp_path, cache_bytes=99)
     assert "can't be written" in refused(tmp_path, cache=tmp_path / "corpus" / "0.jsonl")
+    assert "can't be written" in refused(tmp_path, cache="/proc/cache")  # read-only for everybody
+    assert "is not a folder of this node" in refused(tmp_path, cache="s3://bucket/cache")
     assert "window and lanes" in refused(tmp_path, window=0)
     index = tmp_path / "corpus" / INDEX_KEY
     content = json.loads(index.read_text())

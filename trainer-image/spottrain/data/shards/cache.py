@@ -69,6 +69,8 @@ class ShardCache:
         Raises:
             CacheUnusable: The folder can't be written, or a shard is larger than the cache.
         """
+        if ":/" in str(folder):
+            raise CacheUnusable(f"the cache {folder} is not a folder of this node; name one on a local disk")
         self.folder = folder / index.fingerprint
         self._folder = str(self.folder)
         self.max_bytes = max_bytes
@@ -97,12 +99,20 @@ class ShardCache:
             ) from error
 
     def open(self, number: int) -> int:
-        """Open a shard, and return its descriptor. Close it soon: it takes room, also if the shard is dropped."""
+        """Open a shard, and return its descriptor. Close it soon: it takes room, also if the shard is dropped.
+
+        Raises as `fetch`.
+        """
         while True:
             try:
                 return os.open(self._file(number), os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 self.fetch(number)
+            except OSError as error:
+                raise CacheUnusable(
+                    f"the shard {self._index.names[number]} in the cache {self.folder} can't be read: "
+                    f"{error.strerror}; give the trainer the right to read there, or name another folder"
+                ) from error
 
     def holds(self, number: int) -> bool:
         return self._path(number).exists()
@@ -115,7 +125,7 @@ class ShardCache:
             CacheUnusable: The disk is full, or can't be written.
             StorageError: It can't be read.
         """
-        with self._writing(), self._locked(f"shard-{number % _NUM_LOCKS}"):
+        with self.writing(), self._locked(f"shard-{number % _NUM_LOCKS}"):
             if self.holds(number):
                 return
             unpack = self._format.unpack(self._index.names[number])
@@ -127,7 +137,7 @@ class ShardCache:
     def plan(self, upcoming: Sequence[int]) -> None:
         """Say which shards are needed, in order of need. Raises CacheUnusable, as `fetch` does."""
         file = self.folder / f"{_PLAN}.{os.getpid()}"
-        with self._writing():
+        with self.writing():
             file.write_text(json.dumps(list(upcoming)))
             file.rename(self.folder / _PLAN)
 
@@ -138,7 +148,8 @@ class ShardCache:
         return f"{self._folder}/{number}.shard"
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
+        """Raise CacheUnusable for an error of the disk."""
         try:
             yield
         except OSError as error:

@@ -166,7 +166,9 @@ class Shards:
         sentence = f"{self._name_of(shard, number)} can't be decoded: {error!r}"
         if not self._max_undecodable:
             raise ValueError(sentence) from error
-        if (count := self.undecodable.add(index, self._max_undecodable)) is None:
+        with self.cache.writing():
+            count = self.undecodable.add(index, self._max_undecodable)
+        if count is None:
             raise ValueError(
                 f"{sentence}. This node has left out {self._max_undecodable} samples already, which is "
                 f"max_undecodable of Shards; raise it, or mend the shards or `decode` and delete "
