@@ -8,15 +8,28 @@ from spottrain_operator.core.model import JobView
 from spottrain_operator.core.node_pools import DeleteNodePool, NodePoolAction, NodePoolsView, WriteNodePool
 from spottrain_operator.core.trouble import Trouble
 from spottrain_operator.kube.cluster import Cluster
-from spottrain_operator.kube.errors import AlreadyExistsError, NotFoundError, RefusedError
+from spottrain_operator.kube.errors import NotFoundError, RefusedError
 from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.kube.resources import NODE_POOLS, Manifest
-from spottrain_operator.objects.installed import definition_of, served_versions
+from spottrain_operator.objects.installed import Product, Troubles
 from spottrain_operator.objects.node_pools import node_pool_view, node_pools, trimmed_node_pool
 from spottrain_operator.objects.placement import DEFAULT_SITE, Site
 
-OLDEST_KARPENTER = "1.0"
-_WITHOUT = "remove nodeClass from capacity.pools to use nodes that others provide"
+KARPENTER = Product(
+    name="Karpenter",
+    resource=NODE_POOLS,
+    oldest="1.0",
+    missing=ConditionReason.KARPENTER_MISSING,
+    too_old=ConditionReason.KARPENTER_TOO_OLD,
+    refused=ConditionReason.NODE_POOL_REFUSED,
+    instead="remove nodeClass from capacity.pools to use nodes that others provide",
+    cannot="a NodePool can't be made",
+)
+_OFF = Trouble(
+    reason=ConditionReason.KARPENTER_OFF,
+    message="a pool names a nodeClass, and the operator doesn't make NodePools: set the chart's value "
+    f"karpenter.enabled, or {KARPENTER.instead}",
+)
 
 
 class NodePoolKeeper:
@@ -33,7 +46,7 @@ class NodePoolKeeper:
     def __init__(self, cluster: Cluster, site: Site = DEFAULT_SITE) -> None:
         self._cluster = cluster
         self._site = site
-        self._refusals: dict[JobKey, Trouble] = {}
+        self._troubles = Troubles(cluster, KARPENTER)
 
     async def observe(self, job: JobView) -> NodePoolsView | None:
         """The job's NodePools; None if it asks for none, and has left none."""
@@ -42,10 +55,8 @@ class NodePoolKeeper:
             return NodePoolsView(trouble=_OFF) if wanted else None
         try:
             found = await self._found(JobKey.of_view(job))
-        except NotFoundError:
-            return NodePoolsView(trouble=await self._missing()) if wanted else None
-        except RefusedError as error:
-            return NodePoolsView(trouble=_refused(error)) if wanted else None
+        except (NotFoundError, RefusedError) as error:
+            return NodePoolsView(trouble=await self._troubles.why(error)) if wanted else None
         own = [each for each in found if each["metadata"]["labels"].get(LABEL_JOB_UID) == job.uid]
         for each in found:
             if each not in own:  # of an earlier job of this name
@@ -55,7 +66,7 @@ class NodePoolKeeper:
         return NodePoolsView(
             wanted={name: each["metadata"]["labels"][LABEL_CONTENT] for name, each in wanted.items()},
             found=tuple(node_pool_view(each) for each in own if "deletionTimestamp" not in each["metadata"]),
-            trouble=self._refusals.get(JobKey.of_view(job)) if wanted else None,
+            trouble=self._troubles.of(JobKey.of_view(job)) if wanted else None,
         )
 
     async def act(self, job: JobView, action: NodePoolAction) -> None:
@@ -65,13 +76,13 @@ class NodePoolKeeper:
         """
         match action:
             case WriteNodePool():
-                await self._write(job, action.name)
+                await self._troubles.note(JobKey.of_view(job), self._write(job, action.name))
             case DeleteNodePool():
                 await self._delete(action.name, action.uid)
 
     async def delete_all(self, key: JobKey) -> None:
         """Delete the NodePools of a job that is gone."""
-        self._refusals.pop(key, None)
+        self._troubles.forget(key)
         if not self._site.uses_karpenter:
             return
         try:
@@ -86,49 +97,13 @@ class NodePoolKeeper:
         return list((await self._cluster.list(NODE_POOLS, labels=labels, keep=trimmed_node_pool)).items)
 
     async def _write(self, job: JobView, name: str) -> None:
-        key, new = JobKey.of_view(job), node_pools(job)[name]
-        try:
-            old = await self._cluster.get(NODE_POOLS, name)
-            if old is None:
-                await self._cluster.create(NODE_POOLS, new)
-            else:
-                labels = old["metadata"].get("labels", {}) | new["metadata"]["labels"]
-                written = old | {"metadata": old["metadata"] | {"labels": labels}, "spec": new["spec"]}
-                await self._cluster.replace(NODE_POOLS, written)
-        except AlreadyExistsError:
+        new, old = node_pools(job)[name], await self._cluster.get(NODE_POOLS, name)
+        if old is None:
+            await self._cluster.create(NODE_POOLS, new)
             return
-        except NotFoundError:
-            self._refusals[key] = await self._missing()
-        except RefusedError as error:
-            self._refusals[key] = _refused(error)
-        else:
-            self._refusals.pop(key, None)
+        labels = old["metadata"].get("labels", {}) | new["metadata"]["labels"]
+        written = old | {"metadata": old["metadata"] | {"labels": labels}, "spec": new["spec"]}
+        await self._cluster.replace(NODE_POOLS, written)
 
     async def _delete(self, name: str, uid: str) -> None:
         await self._cluster.delete(NODE_POOLS, name, uid=uid)
-
-    async def _missing(self) -> Trouble:
-        """Why there is no such resource."""
-        versions = await served_versions(self._cluster, NODE_POOLS)
-        if not versions:
-            return Trouble(
-                reason=ConditionReason.KARPENTER_MISSING,
-                message=f"Karpenter is not installed in this cluster: install version {OLDEST_KARPENTER} or newer, "
-                f"or {_WITHOUT}",
-            )
-        return Trouble(
-            reason=ConditionReason.KARPENTER_TOO_OLD,
-            message=f"this cluster's Karpenter serves {definition_of(NODE_POOLS)} in {', '.join(versions)}, and "
-            f"spottrain needs {NODE_POOLS.version}: install Karpenter {OLDEST_KARPENTER} or newer, or {_WITHOUT}",
-        )
-
-
-_OFF = Trouble(
-    reason=ConditionReason.KARPENTER_OFF,
-    message="a pool names a nodeClass, and the operator doesn't make NodePools: set the chart's value "
-    f"karpenter.enabled, or {_WITHOUT}",
-)
-
-
-def _refused(error: RefusedError) -> Trouble:
-    return Trouble(reason=ConditionReason.NODE_POOL_REFUSED, message=f"a NodePool can't be made: {error}")

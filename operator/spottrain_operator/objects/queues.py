@@ -18,10 +18,10 @@ from spottrain_operator.core.workloads import (
     WorkloadAction,
 )
 from spottrain_operator.kube.cluster import Cluster
-from spottrain_operator.kube.errors import AlreadyExistsError, NotFoundError, RefusedError
+from spottrain_operator.kube.errors import NotFoundError, RefusedError
 from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.kube.resources import WORKLOADS, Manifest
-from spottrain_operator.objects.installed import definition_of, served_versions
+from spottrain_operator.objects.installed import Product, Troubles
 from spottrain_operator.objects.placement import DEFAULT_SITE, Site
 from spottrain_operator.objects.workloads import (
     content_of,
@@ -33,7 +33,16 @@ from spottrain_operator.objects.workloads import (
     workload_view,
 )
 
-OLDEST_KUEUE = "0.15"
+KUEUE = Product(
+    name="Kueue",
+    resource=WORKLOADS,
+    oldest="0.15",
+    missing=ConditionReason.KUEUE_MISSING,
+    too_old=ConditionReason.KUEUE_TOO_OLD,
+    refused=ConditionReason.WORKLOAD_REFUSED,
+    instead=f"remove the job's label {LABEL_QUEUE} to run it without a queue",
+    cannot="no quota can be asked for",
+)
 
 
 class Queues:
@@ -47,7 +56,7 @@ class Queues:
     def __init__(self, cluster: Cluster, site: Site = DEFAULT_SITE) -> None:
         self._cluster = cluster
         self._site = site
-        self._refusals: dict[JobKey, Trouble] = {}
+        self._troubles = Troubles(cluster, KUEUE)
 
     async def observe(self, job: JobView) -> QueueView | None:
         """The job's queue; None if it is in none, and has left nothing in one."""
@@ -55,10 +64,8 @@ class Queues:
             return QueueView(name=job.queue, trouble=_off(job.queue)) if job.queue else None
         try:
             found = await self._workloads(JobKey.of_view(job))
-        except NotFoundError:
-            return QueueView(name=job.queue, trouble=await self._missing()) if job.queue else None
-        except RefusedError as error:
-            return QueueView(name=job.queue, trouble=_refused(error)) if job.queue else None
+        except (NotFoundError, RefusedError) as error:
+            return QueueView(name=job.queue, trouble=await self._troubles.why(error)) if job.queue else None
         own = [each for each in found if each["metadata"]["labels"].get(LABEL_JOB_UID) == job.uid]
         for each in found:
             if each not in own:  # of an earlier job of this name, which was orphaned
@@ -69,7 +76,7 @@ class Queues:
             name=job.queue,
             content=content_of(job, self._site) if job.queue else "",
             workloads=tuple(workload_view(each) for each in own if "deletionTimestamp" not in each["metadata"]),
-            trouble=self._refusals.get(JobKey.of_view(job)),
+            trouble=self._troubles.of(JobKey.of_view(job)),
         )
 
     async def act(self, job: JobView, action: WorkloadAction, now: datetime) -> None:
@@ -79,7 +86,8 @@ class Queues:
         """
         match action:
             case CreateWorkload():
-                await self._create(job, action)
+                creating = create_workload(self._cluster, job, action, self._site)
+                await self._troubles.note(JobKey.of_view(job), creating)
             case ReadyWorkload():
                 await report_ready(self._cluster, job, action.name, action.uid, now)
             case ReleaseWorkload():
@@ -99,7 +107,7 @@ class Queues:
 
     async def give_all_back(self, key: JobKey) -> None:
         """Delete the Workloads of a job that is gone. Kubernetes does so late, or not at all if they are orphaned."""
-        self._refusals.pop(key, None)
+        self._troubles.forget(key)
         if not self._site.uses_kueue:
             return
         try:
@@ -115,36 +123,8 @@ class Queues:
         )
         return [each for each in found.items if LABEL_PART in each["metadata"]["labels"]]
 
-    async def _create(self, job: JobView, action: CreateWorkload) -> None:
-        key = JobKey.of_view(job)
-        try:
-            await create_workload(self._cluster, job, action, self._site)
-        except AlreadyExistsError:
-            return
-        except NotFoundError:
-            self._refusals[key] = await self._missing()
-        except RefusedError as error:
-            self._refusals[key] = _refused(error)
-        else:
-            self._refusals.pop(key, None)
-
     async def _delete(self, namespace: str, name: str, uid: str) -> None:
         await self._cluster.delete(WORKLOADS, name, namespace=namespace, uid=uid)
-
-    async def _missing(self) -> Trouble:
-        """Why there is no such resource."""
-        versions = await served_versions(self._cluster, WORKLOADS)
-        if not versions:
-            return Trouble(
-                reason=ConditionReason.KUEUE_MISSING,
-                message=f"Kueue is not installed in this cluster: install version {OLDEST_KUEUE} or newer, or remove "
-                f"the job's label {LABEL_QUEUE} to run it without a queue",
-            )
-        return Trouble(
-            reason=ConditionReason.KUEUE_TOO_OLD,
-            message=f"this cluster's Kueue serves {definition_of(WORKLOADS)} in {', '.join(versions)}, and "
-            f"spottrain needs {WORKLOADS.version}: install Kueue {OLDEST_KUEUE} or newer",
-        )
 
 
 def _off(queue: str) -> Trouble:
@@ -153,7 +133,3 @@ def _off(queue: str) -> Trouble:
         message=f"it asks for queue {queue} ({LABEL_QUEUE}), and the operator doesn't use Kueue: set the chart's "
         "value kueue.enabled, or remove the label to run the job without a queue",
     )
-
-
-def _refused(error: RefusedError) -> Trouble:
-    return Trouble(reason=ConditionReason.WORKLOAD_REFUSED, message=f"no quota can be asked for: {error}")
