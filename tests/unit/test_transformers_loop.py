@@ -162,10 +162,17 @@ class Reversed(SpottrainTrainer):
 
 
 def labels(
-    kind: type[SpottrainTrainer], folder: Path, steps: int, *, global_batch: int = 2, strategy: str = "random"
+    kind: type[SpottrainTrainer],
+    folder: Path,
+    steps: int,
+    *,
+    global_batch: int = 2,
+    strategy: str = "random",
+    data: Any = None,
 ) -> list[list[float]]:
-    """The labels of the batch of each step of a generation, of lengths that differ."""
-    data = [{"x": torch.ones(1 + number % 4), "labels": torch.tensor(float(number))} for number in range(8)]
+    """The labels of the batch of each step of a generation. By default, of eight items of lengths that differ."""
+    if data is None:
+        data = [{"x": torch.ones(1 + number % 4), "labels": torch.tensor(float(number))} for number in range(8)]
     seen: list[list[float]] = []
 
     def collate(items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -242,13 +249,48 @@ def test_a_subclass_with_an_order_of_its_own_is_refused_by_its_name(
     assert f"{other.__name__} brings an order of samples of its own" in capsys.readouterr().err
 
 
+def item(number: float) -> dict[str, torch.Tensor]:
+    return {"x": torch.ones(4), "labels": torch.tensor(float(number))}
+
+
+def endless(kind: str) -> Any:
+    streams = Streams(lambda stream, number: (item(10 * stream + place) for place in range(5)), streams=2, window=3)
+    return (
+        streams if kind == "streams" else Mixture({"list": ([item(50), item(51), item(52)], 1), "web": (streams, 1)})
+    )
+
+
+@pytest.mark.parametrize("kind", ["streams", "mixture"])
+def test_data_without_epochs_are_resumed_in_their_order(kind: str, tmp_path: Path) -> None:
+    undisturbed = labels(SpottrainTrainer, tmp_path / "once", 8, data=endless(kind))
+    first = labels(SpottrainTrainer, tmp_path / "twice", 3, data=endless(kind))
+    assert first + labels(SpottrainTrainer, tmp_path / "twice", 8, data=endless(kind)) == undisturbed
+    used = [label for batch in undisturbed for label in batch]
+    assert sum(label < 50 for label in used) == (16 if kind == "streams" else 8)
+    in_turn = labels(SpottrainTrainer, tmp_path / "in turn", 2, data=endless(kind), strategy="sequential")
+    assert in_turn == ([[0, 10], [1, 11]] if kind == "streams" else [[0, 50], [51, 10]])
+
+
+class WithSampler(SpottrainTrainer):
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return SequentialSampler(self.train_dataset)
+
+
 @pytest.mark.parametrize(
-    "data", [Streams(lambda *_: [], streams=1), Mixture({"list": ([1, 2], 1.0)})], ids=["streams", "mixture"]
+    ("kind", "how", "sentence"),
+    [
+        (SpottrainTrainer, {"max_steps": -1}, r"Mixture\) has no epochs.*set max_steps in TrainingArguments"),
+        (
+            SpottrainTrainer,
+            {"train_sampling_strategy": "group_by_length"},
+            r"so that group_by_length can't be followed",
+        ),
+        (WithSampler, {}, r"Mixture\) has an order of its own.*_get_train_sampler of WithSampler can't"),
+    ],
 )
-def test_data_without_epochs_are_refused(data: Any, tmp_path: Path) -> None:
-    args = TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to="none")
-    with (
-        spottrain.session(global_batch=1, micro_batch=1) as session,
-        pytest.raises(UserError, match=f"{type(data).__name__}.* has no epochs"),
-    ):
-        SpottrainTrainer(session=session, model=Model(), args=args, train_dataset=data)
+def test_what_needs_epochs_or_another_order_is_refused_for_data_without(
+    kind: type[SpottrainTrainer], how: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    args = TrainingArguments(str(tmp_path), **{"max_steps": 1, "use_cpu": True, "report_to": "none", **how})
+    with spottrain.session(global_batch=2, micro_batch=1) as session, pytest.raises(UserError, match=sentence):
+        kind(session=session, model=Model(), args=args, train_dataset=endless("mixture"))

@@ -119,11 +119,9 @@ class SpottrainTrainer(Trainer):
                 "world size; set batch.micro in the job"
             )
         check_dataset(self.train_dataset)
-        if isinstance(self.train_dataset, Mixture | Streams):
-            raise UserError(
-                f"train_dataset ({type(self.train_dataset).__name__}) has no epochs, and the Trainer counts those of "
-                "its data; pass another data set, or write a loop with session.prepare"
-            )
+        self._has_epochs = not isinstance(self.train_dataset, Mixture | Streams)
+        if not self._has_epochs:
+            self._check_endless()
         self._refuse_other_arguments()
         args.per_device_train_batch_size = self._train_batch_size = plan.micro_batch
         args.gradient_accumulation_steps = plan.num_micro_batches
@@ -137,6 +135,22 @@ class SpottrainTrainer(Trainer):
         self._ignored_keys: list[str] | None = None  # of outputs, in evaluations
         self.compute_loss = self._weighed(self.compute_loss)  # also if a subclass overrides it
         self.add_callback(SpottrainCallback(self))
+
+    def _check_endless(self) -> None:
+        """Check that the arguments fit data without epochs, which have an order of their own. Raises UserError."""
+        args, kind = self.args, type(self.train_dataset).__name__
+        if args.max_steps <= 0:
+            raise UserError(
+                f"train_dataset ({kind}) has no epochs, as each of its parts begins again when it ends; set "
+                "max_steps in TrainingArguments"
+            )
+        sampling = next(each for each in type(self).__mro__ if "_get_train_sampler" in vars(each))
+        if args.train_sampling_strategy == "group_by_length" or sampling is not Trainer:
+            asked = "group_by_length" if sampling is Trainer else f"_get_train_sampler of {sampling.__name__}"
+            raise UserError(
+                f"train_dataset ({kind}) has an order of its own, so that {asked} can't be followed; leave it out, "
+                "and set train_sampling_strategy to random or sequential"
+            )
 
     def _refuse_other_order(self) -> None:
         """Refuse an order of samples that a subclass brings. Raises UserError.
@@ -164,8 +178,16 @@ class SpottrainTrainer(Trainer):
         finally:
             args.per_device_train_batch_size, args.gradient_accumulation_steps = own
 
+    def _ordering(self) -> dict[str, Any]:
+        """The order of the samples, as arguments of `Session.adopt`. Raises UserError."""
+        if not self._has_epochs:
+            return {"shuffle": self.args.train_sampling_strategy == "random"}
+        return ordering(self._whole_sampler(), len(self.train_dataset), type(self).__name__)
+
     def _has_own_order(self) -> bool:
         """Whether a subclass's methods give the data set and the loader that the Trainer's give."""
+        if not self._has_epochs:  # torch has no loader of them to compare with
+            return False
         try:
             ours = self.get_train_dataloader()  # has not begun
         except AttributeError:  # it reads the data, which there are in training alone
@@ -228,7 +250,7 @@ class SpottrainTrainer(Trainer):
             scheduler=self.lr_scheduler,
             dataset=self.train_dataset,
             collate=self._get_collator_with_removed_columns(self.data_collator, description="training"),
-            **ordering(self._whole_sampler(), len(self.train_dataset), type(self).__name__),
+            **self._ordering(),
             num_workers=self.args.dataloader_num_workers,
             loader=self._loader(),
             records=self._records() | ({"scaler": scaler} if scaler is not None else {}),
@@ -246,7 +268,9 @@ class SpottrainTrainer(Trainer):
             self._determine_best_metric(self._evaluate(None, self._ignored_keys), None)
 
     def epochs(self, step: int) -> float:
-        """How often the data set was used up to and including a step."""
+        """How often the data set was used up to and including a step. Without epochs, the run is one."""
+        if not self._has_epochs:
+            return step / int(self.args.max_steps)
         return step * self._session.batch_plan.global_batch / len(self.train_dataset)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *positional: Any, **named: Any) -> TrainOutput:
