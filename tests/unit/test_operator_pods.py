@@ -207,6 +207,24 @@ def test_together_marks_no_standard_node_so_only_a_pool_takes_one() -> None:
     assert not any(matches(each, {}) for each in terms(pod(spec(), CapacityType.ON_DEMAND)))
 
 
+def test_a_pool_may_name_a_compute_class_of_gke_whose_taint_its_pods_tolerate() -> None:
+    label = "cloud.google.com/compute-class"
+    pools = [
+        {"name": kind, "capacityType": kind, "provider": "gke", "nodeSelector": {label: f"l4-{kind}"}}
+        for kind in ("spot", "on-demand")
+    ]
+    nodes = {
+        kind: labels["gke"] | {label: f"l4-{kind}"}
+        for kind, labels in (("spot", SPOT_NODES), ("on-demand", ON_DEMAND_NODES))
+    }
+    for kind in CapacityType:
+        manifest = pod(spec(capacity={"pools": pools}), kind)
+        fitting = [each for each, labels in nodes.items() if any(matches(term, labels) for term in terms(manifest))]
+        assert fitting == [kind.value]
+        taint = {"key": label, "operator": "Equal", "value": f"l4-{kind.value}", "effect": "NoSchedule"}
+        assert [each for each in manifest["spec"]["tolerations"] if each["key"] == label] == [taint]
+
+
 SITE = Site(spot_labels={"example.com/capacity": "spot"}, watcher_port=9999, log_format=LogFormat.JSON)
 
 

@@ -90,6 +90,9 @@ KARPENTER_CAPACITY_TYPE = "karpenter.sh/capacity-type"
 KARPENTER_NODE_POOL = "karpenter.sh/nodepool"
 GKE_SPOT = "cloud.google.com/gke-spot"
 GKE_PREEMPTIBLE = "cloud.google.com/gke-preemptible"
+# Label and taint of the nodes of a ComputeClass.
+# https://cloud.google.com/kubernetes-engine/docs/concepts/about-custom-compute-classes
+GKE_COMPUTE_CLASS = "cloud.google.com/compute-class"
 AKS_PRIORITY = "kubernetes.azure.com/scalesetpriority"
 OKE_PREEMPTIBLE = "oci.oraclecloud.com/oke-is-preemptible"
 TOGETHER_COMPUTE_CLASS = "together.ai/compute-class"

@@ -18,6 +18,7 @@ from spottrain_api.contract.nodes import (
     AKS_PRIORITY,
     EKS_CAPACITY_TYPE,
     EKS_TEMPLATE_CAPACITY_TYPE,
+    GKE_COMPUTE_CLASS,
     GKE_PREEMPTIBLE,
     GKE_SPOT,
     KARPENTER_CAPACITY_TYPE,
@@ -233,7 +234,7 @@ def tolerations(
     """Tolerations for GPU and spot taints, and those of pools and the podTemplate.
 
     Only spot pods tolerate spot taints. GKE, AKS and OKE taint spot nodes with the key of their label. Elsewhere,
-    whoever sets up the nodes does.
+    whoever sets up the nodes does. GKE taints the nodes of a ComputeClass with the label by which a pool names it.
     """
     result: list[dict[str, Any]] = [GPU_TOLERATION]
     if capacity_type is CapacityType.SPOT:
@@ -241,6 +242,9 @@ def tolerations(
             {"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in (*SPOT_LABELS, *site.spot_labels)
         ]
     for each in _pools(spec, capacity_type, pool):
+        if (compute_class := (each.node_selector or {}).get(GKE_COMPUTE_CLASS)) is not None:
+            taint = {"key": GKE_COMPUTE_CLASS, "value": compute_class, "effect": "NoSchedule"}
+            result.append(taint | {"operator": "Equal"})
         result += [toleration.to_dict() for toleration in each.tolerations]
     result += [toleration.to_dict() for toleration in spec.pod_template.tolerations]
     return result
