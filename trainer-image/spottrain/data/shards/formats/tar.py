@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from spottrain.data.shards.formats.compression import decompression
 from spottrain.data.shards.formats.shard_format import Decode, InvalidShard, Place, Unpack
+from spottrain.data.shards.formats.tar_members import members_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +41,12 @@ class Tar:
         return decompression(name)
 
     def places(self, file: BinaryIO) -> Sequence[Place]:
-        file.seek(0)
         try:
-            with tarfile.open(fileobj=file, mode="r:") as tar:
-                members = [(each.name, each.offset_data, each.size) for each in tar if each.isfile()]
+            members = members_of(file)
         except tarfile.TarError as error:
             raise InvalidShard(f"it can't be read as a tar file without compression: {error}") from error
-        samples = groupby(members, key=lambda member: split_name(member[0])[0])
-        return [(key, [(split_name(name)[1], begin, size) for name, begin, size in files]) for key, files in samples]
+        named = [(*split_name(each.name), each.begin, each.size) for each in members]
+        return [(key, [file[1:] for file in files]) for key, files in groupby(named, key=itemgetter(0))]
 
     def sample(self, file: int, place: Place) -> Any:
         key, files = place
