@@ -12,11 +12,10 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional
 
 from benchmarks.memory.cases import Case, Gpt
@@ -27,6 +26,9 @@ from spottrain.engines.choice import choose_engine
 from spottrain.engines.engine import EngineConfig, SpreadingEngine
 from spottrain_api.settings.training import DeepSpeedConfig
 from spottrain_planner.memory_estimate import Estimate, ModelFacts, Workload, estimates
+
+if TYPE_CHECKING:
+    from torch.distributed._tools.mem_tracker import MemTracker
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -77,6 +79,8 @@ def measured(case: Case, device: torch.device) -> Peaks:
 
     A collective of the default process group.
     """
+    from torch.distributed._tools.mem_tracker import MemTracker  # loads torch's compiler
+
     torch.manual_seed(0)
     tracker = MemTracker()
     with _counting(tracker, device):

@@ -17,7 +17,6 @@ from benchmarks.memory.cases import Gpt
 from benchmarks.throughput import model, ranks
 from rich.console import Console
 from torch.nn import functional
-from torch.utils.flop_counter import FlopCounterMode
 
 from forked_ranks import forked_ranks, rank_environments
 
@@ -67,6 +66,8 @@ def test_commits_that_the_store_no_longer_keeps_count(fork: Any, tmp_path: Path)
 
 
 def test_the_arithmetic_is_what_torch_counts() -> None:
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton
+
     shape = model.ON_THE_CPU
     ids = torch.zeros(shape.micro_batch, shape.context, dtype=torch.int64)
     with (

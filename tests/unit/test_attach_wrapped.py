@@ -1,4 +1,7 @@
-"""Models, optimizers and schedules as Accelerate and Fabric return them are attached like torch's own."""
+"""Models, optimizers and schedules as Accelerate and Fabric return them are attached like torch's own.
+
+The tests import Accelerate and Fabric themselves: that takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
-from lightning.fabric import Fabric
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
@@ -22,10 +23,14 @@ Wrap = Callable[[nn.Module, torch.optim.Optimizer], Any]
 
 
 def by_accelerate(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    from accelerate import Accelerator
+
     return Accelerator(cpu=True).prepare(model, optimizer)
 
 
 def by_fabric(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    from lightning.fabric import Fabric
+
     return Fabric(accelerator="cpu", devices=1).setup(model, optimizer)
 
 
@@ -57,6 +62,8 @@ def test_they_resume_and_continue_without_the_framework(wrap: Wrap, tmp_path: Pa
 
 
 def test_a_schedule_that_steps_once_for_each_rank_is_refused() -> None:
+    from accelerate import Accelerator
+
     model = nn.Linear(3, 1)
     optimizer = torch.optim.Adam(model.parameters())
     with spottrain.session() as session:

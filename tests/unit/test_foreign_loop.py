@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from torch import nn
 
 import spottrain
 from shard_corpus import corpus, write_corpus
-from spottrain.adapters.accelerate import AcceleratedLoop
 from spottrain.data import Mixture, Streams
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain_api.contract.reports import Progress
@@ -22,6 +21,12 @@ from spottrain_api.settings.choices import StabilityAction
 from spottrain_api.settings.stability import StabilityConfig
 
 pytestmark = pytest.mark.usefixtures("world_of_its_own")
+
+
+@pytest.fixture
+def adapter(no_accelerator_afterwards: None) -> Any:
+    """The adapter of Accelerate, whose import takes seconds in each process that collects tests."""
+    return importlib.import_module("spottrain.adapters.accelerate")
 
 
 def test_an_optimizer_without_state_rolls_back(tmp_path: Path) -> None:
@@ -111,17 +116,16 @@ def test_a_total_that_is_not_a_whole_number_is_refused(total: Any, capsys: pytes
     ) in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("no_accelerator_afterwards")
 @pytest.mark.parametrize("with_optimizer", [True, False])
-def test_a_schedule_of_accelerate_steps_once_an_optimizer_step(with_optimizer: bool) -> None:
+def test_a_schedule_of_accelerate_steps_once_an_optimizer_step(adapter: Any, with_optimizer: bool) -> None:
     with spottrain.session(global_batch=8, micro_batch=2) as session:
-        accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=with_optimizer)
+        accelerator = adapter.Accelerator(cpu=True, step_scheduler_with_optimizer=with_optimizer)
         model: Any = nn.Linear(1, 1)
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=1.0)
         schedule: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
         data = [torch.ones(1)] * 8
-        loop = AcceleratedLoop(session, accelerator, model, optimizer, data, scheduler=schedule, total=2)
+        loop = adapter.AcceleratedLoop(session, accelerator, model, optimizer, data, scheduler=schedule, total=2)
         for batch in loop.batches():
             with accelerator.accumulate(model):
                 accelerator.backward(loop.weigh(model(batch).sum()))
@@ -131,14 +135,14 @@ def test_a_schedule_of_accelerate_steps_once_an_optimizer_step(with_optimizer: b
     assert schedule.get_last_lr() == [0.25]
 
 
-def read_by_accelerate(data: Any, *, until: int, **how: Any) -> list[list[float]]:
+def read_by_accelerate(adapter: Any, data: Any, *, until: int, **how: Any) -> list[list[float]]:
     """The labels of each batch of a run of six steps, which is left after `until` of them."""
     found: list[list[float]] = []
     with spottrain.session(global_batch=4, micro_batch=4, seed=3, **how) as session:
-        accelerator = Accelerator(cpu=True)
+        accelerator = adapter.Accelerator(cpu=True)
         model: Any = nn.Linear(2, 1)
         model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
-        loop = AcceleratedLoop(session, accelerator, model, optimizer, data, total=6)
+        loop = adapter.AcceleratedLoop(session, accelerator, model, optimizer, data, total=6)
         for inputs, labels in loop.batches():
             if loop.step == until:
                 break
@@ -150,9 +154,10 @@ def read_by_accelerate(data: Any, *, until: int, **how: Any) -> list[list[float]
     return found
 
 
-@pytest.mark.usefixtures("no_accelerator_afterwards")
 @pytest.mark.parametrize("kind", ["shards", "streams", "mixture"])
-def test_shards_streams_and_mixtures_are_read_by_accelerate_and_resume(kind: str, tmp_path: Path) -> None:
+def test_shards_streams_and_mixtures_are_read_by_accelerate_and_resume(
+    adapter: Any, kind: str, tmp_path: Path
+) -> None:
     in_shards = corpus(write_corpus(tmp_path / "corpus", 20, width=2), tmp_path / "cache", 1 << 20)
     streams = Streams(
         lambda stream, _: ((torch.ones(2), torch.tensor(10.0 * stream + i)) for i in range(9)), streams=2
@@ -162,20 +167,21 @@ def test_shards_streams_and_mixtures_are_read_by_accelerate_and_resume(kind: str
         "streams": streams,
         "mixture": Mixture({"shards": (in_shards, 1), "streams": (streams, 1)}),
     }[kind]
-    steady = read_by_accelerate(data, until=6)
+    steady = read_by_accelerate(adapter, data, until=6)
     checkpoint = {"checkpoint_uri": f"file://{tmp_path}/checkpoints"}
-    assert read_by_accelerate(data, until=3, **checkpoint) == steady[:3]
-    assert read_by_accelerate(data, until=6, **checkpoint) == steady[3:]
+    assert read_by_accelerate(adapter, data, until=3, **checkpoint) == steady[:3]
+    assert read_by_accelerate(adapter, data, until=6, **checkpoint) == steady[3:]
 
 
-@pytest.mark.usefixtures("no_accelerator_afterwards")
-def test_a_loop_that_is_left_without_an_update_of_the_step_commits_the_step_before(tmp_path: Path) -> None:
+def test_a_loop_that_is_left_without_an_update_of_the_step_commits_the_step_before(
+    adapter: Any, tmp_path: Path
+) -> None:
     """The optimizer has no state, so that torch steps it for the commit."""
     with spottrain.session(global_batch=2, micro_batch=2, checkpoint_uri=f"file://{tmp_path}") as session:
-        accelerator = Accelerator(cpu=True)
+        accelerator = adapter.Accelerator(cpu=True)
         model: Any = nn.Linear(1, 1)
         model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        loop = AcceleratedLoop(session, accelerator, model, optimizer, [torch.ones(1)] * 8, total=4)
+        loop = adapter.AcceleratedLoop(session, accelerator, model, optimizer, [torch.ones(1)] * 8, total=4)
         for batch in loop.batches():
             if loop.step == 2:
                 break
@@ -188,15 +194,14 @@ def test_a_loop_that_is_left_without_an_update_of_the_step_commits_the_step_befo
     assert reporter.progress.commit.step == 2
 
 
-@pytest.mark.usefixtures("no_accelerator_afterwards")
 @pytest.mark.parametrize("left_at", [0, 1], ids=["first of two", "last of two"])
-def test_a_validation_that_is_left_early_ends_no_step_of_accelerate(left_at: int) -> None:
+def test_a_validation_that_is_left_early_ends_no_step_of_accelerate(adapter: Any, left_at: int) -> None:
     with spottrain.session(global_batch=8, micro_batch=2) as session:
-        accelerator = Accelerator(cpu=True)
+        accelerator = adapter.Accelerator(cpu=True)
         model: Any = nn.Linear(1, 1)
         rows = torch.utils.data.DataLoader([torch.ones(1)] * 8, batch_size=4)  # type: ignore[arg-type, var-annotated]
         model, optimizer, validation = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), rows)
-        loop = AcceleratedLoop(session, accelerator, model, optimizer, [torch.ones(1)] * 8, total=3)
+        loop = adapter.AcceleratedLoop(session, accelerator, model, optimizer, [torch.ones(1)] * 8, total=3)
         for batch in loop.batches():
             with accelerator.accumulate(model):
                 accelerator.backward(loop.weigh(model(batch).sum()))

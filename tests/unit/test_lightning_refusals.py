@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch import nn
-from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from spottrain.adapters.lightning import _refusals
+
+def refusals(*case: Any, **how: Any) -> Iterator[str]:
+    from spottrain.adapters.lightning import _refusals  # takes seconds, in each process that collects tests
+
+    return _refusals(*case, **how)
 
 
 def schedule(interval: str = "step", frequency: int = 1, *, is_plateau: bool = False) -> SimpleNamespace:
-    plateau = ReduceLROnPlateau(SGD(nn.Linear(1, 1).parameters()))
+    plateau = object.__new__(ReduceLROnPlateau)  # without an optimizer: the first one imports torch's compiler
     return SimpleNamespace(interval=interval, frequency=frequency, reduce_on_plateau=is_plateau, scheduler=plateau)
 
 
@@ -39,11 +42,11 @@ EPOCHS: dict[str, Any] = {"max_steps": -1, "max_epochs": 3}
     ],
 )
 def test_what_can_be_followed_has_no_refusal(accepted: Any, num_optimizers: int) -> None:
-    assert list(_refusals(accepted, num_optimizers)) == []
+    assert list(refusals(accepted, num_optimizers)) == []
 
 
 def test_a_job_that_judges_steps_needs_automatic_optimization() -> None:
-    [sentence] = _refusals(trainer(by_itself=False, **EPOCHS), 2, is_judged=True)
+    [sentence] = refusals(trainer(by_itself=False, **EPOCHS), 2, is_judged=True)
     assert "needs automatic optimization if the job has stability" in sentence
 
 
@@ -61,5 +64,5 @@ def test_a_job_that_judges_steps_needs_automatic_optimization() -> None:
     ],
 )
 def test_each_cause_has_a_sentence_of_its_own(refused: Any, num_optimizers: int, cause: str) -> None:
-    [sentence] = _refusals(refused, num_optimizers)
+    [sentence] = refusals(refused, num_optimizers)
     assert cause in sentence

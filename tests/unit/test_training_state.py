@@ -131,20 +131,20 @@ def test_variables_that_cannot_be_committed_are_refused_at_once(
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
-    "buffer",
+    "make",
     [
-        torch.ones(1).expand(4),
-        torch.eye(4).to_sparse(),
-        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-        torch.ones(4, dtype=torch.complex64).conj(),
+        lambda: torch.ones(1).expand(4),
+        lambda: torch.eye(4).to_sparse(),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        lambda: torch.ones(4, dtype=torch.complex64).conj(),
     ],
     ids=["expanded", "sparse", "nested", "conjugate"],
 )
 def test_a_buffer_that_ranks_cannot_send_is_refused_by_its_name(
-    buffer: torch.Tensor, strategy: str, capsys: pytest.CaptureFixture[str]
+    make: Callable[[], torch.Tensor], strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = nn.Sequential(nn.Linear(1, 1))
-    model[0].register_buffer("mask", buffer)
+    model[0].register_buffer("mask", make())
     with pytest.raises(SystemExit, match="1"), spottrain.session(strategy=strategy) as session:
         session.prepare(model, optimizer=sgd, dataset=[torch.ones(1)] * 32)
     said = capsys.readouterr().err
