@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from spottrain_api.contract.assignments import CapacityType
+from spottrain_api.v1alpha1.capacity import OnDemandCapacity, Pool, SpotCapacity
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_simulator.clock import at
@@ -20,6 +21,7 @@ from spottrain_simulator.traced import Cloud, TracedWorld
 _TIMING = replace(DEFAULT_TIMING, record_interval=1000 * HOUR)
 # Seconds from one look of Uniform Progress to the next.
 _LOOK = 300.0
+_Priced = TypeVar("_Priced", OnDemandCapacity, SpotCapacity, Pool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +93,8 @@ class Outcome:
 
 
 def simulate(name: str, spec: TrainingJobSpec, cloud: Cloud, work: Work, *, seed: int = 0) -> Outcome:
-    """Let the operator run the job in the trace."""
-    return _live(name, _world(spec, cloud, work, seed), lambda world: None)
+    """Let the operator run the job in the trace. The job's prices follow those of the trace."""
+    return _live(name, _world(spec, cloud, work, seed), _follow_prices)
 
 
 def uniform_progress(spec: TrainingJobSpec, cloud: Cloud, work: Work, deadline: float, *, seed: int = 0) -> Outcome:
@@ -182,6 +184,24 @@ def _outcome(name: str, world: TracedWorld, finish: float | None, course: tuple[
         on_demand_hours=hours[CapacityType.ON_DEMAND],
         course=course,
     )
+
+
+def _follow_prices(world: TracedWorld) -> float:
+    """Edit the job's prices as the trace's change, as whoever knows them does in a cluster."""
+    trace, capacity = world.cloud.trace, world.spec.capacity
+
+    def priced(part: _Priced, pool: str) -> _Priced:
+        known = pool in trace.offers
+        return part.model_copy(update={"price_per_hour": trace.at(pool, world.time).price}) if known else part
+
+    changes: dict[str, object] = {"pools": tuple(priced(each, each.name) for each in capacity.pools)}
+    if not capacity.pools:
+        on_demand = priced(capacity.on_demand, CapacityType.ON_DEMAND.value)
+        changes = {"on_demand": on_demand, "spot": priced(capacity.spot, CapacityType.SPOT.value)}
+    current = capacity.model_copy(update=changes)
+    if current != capacity:
+        world.edit(capacity=current.to_dict())
+    return trace.next_change(world.time)
 
 
 class _UniformProgress:

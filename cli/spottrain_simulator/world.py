@@ -23,7 +23,7 @@ from spottrain_operator.core.model import (
     Plan,
     ReportView,
 )
-from spottrain_operator.core.plan import plan
+from spottrain_operator.core.plan import decides, plan
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing
 from spottrain_simulator.agents import Agent
 from spottrain_simulator.clock import NOT_READY_AFTER, at, seconds_of
@@ -92,7 +92,6 @@ class World:
         self._assignments: tuple[JobView, dict[str, Assignment]] = (self.job, {})
         self._restless = True
         self._waits: list[int] = []
-        self._tried: tuple[float, Observed, Plan] | None = None
 
     # --- what happens to the world -----------------------------------------------------------------------
 
@@ -239,12 +238,7 @@ class World:
         return then
 
     def _decides(self, time: float) -> bool:
-        observed = self.observe(time)
-        decided = plan(observed, at(time))
-        decides = bool(decided.actions or decided.events or decided.status != self.status)
-        if decides:
-            self._tried = time, observed, decided
-        return decides
+        return decides(self.observe(time), at(time))
 
     def _move_nodes(self) -> None:
         for node in list(self.nodes.values()):
@@ -265,6 +259,7 @@ class World:
     def _remove(self, pod: Pod) -> None:
         self._end_agent(pod)
         del self.pods[pod.uid]
+        self.reports.pop(pod.uid, None)
         self._restless = True
 
     def _end_agent(self, pod: Pod) -> None:
@@ -379,17 +374,11 @@ class World:
     def _run_operator(self) -> None:
         observed = self.observe()
         self.reports = dict(observed.reports)
-        decided = self._plan(observed)
+        decided = plan(observed, self.now)
         self.next_pass = self.time + (decided.requeue_after if decided.requeue_after is not None else 1e9)
         known = self.status.generation
         self._restless |= bool(decided.actions) or decided.status.generation != known
         self._carry_out(decided)
-
-    def _plan(self, observed: Observed) -> Plan:
-        """The plan for now. It is known already if it is the one that was searched for."""
-        if self._tried is not None and self._tried[:2] == (self.time, observed):
-            return self._tried[2]
-        return plan(observed, self.now)
 
     def _carry_out(self, decided: Plan) -> None:
         self._replace_job(status=decided.status)
@@ -422,7 +411,7 @@ class World:
             if pod is None:
                 return
             if action.grace_seconds == 0 or pod.node is None:
-                del self.pods[action.uid]
+                self._remove(pod)
             elif pod.delete_at is None:
                 pod.delete_at = self.time + 1.0
         elif isinstance(action, AnnotatePod):

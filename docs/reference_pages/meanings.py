@@ -44,8 +44,8 @@ PHASES: Mapping[str, Reason] = {
     "Draining": Reason(meaning="The ranks commit at a common step, then the next generation starts."),
     "Recovering": Reason(meaning="A generation has ended, and the next one has not started yet."),
     "Suspended": Reason(
-        meaning="runPolicy.suspend is true, the budget is spent, or the job waits for quota in a queue of Kueue. It "
-        "holds no nodes.",
+        meaning="runPolicy.suspend is true, the budget is spent, or the job waits: for quota in a queue of Kueue, or "
+        "for a lower price of spot nodes. It holds no nodes.",
         action="Read status.message: it says which of these, and how the job resumes.",
     ),
     "Succeeded": Reason(meaning="The script ended on all ranks with exit code 0."),
@@ -61,6 +61,12 @@ CAUSES: Mapping[Cause, Reason] = {
     Cause.BUDGET_SPENT: Reason(
         meaning="The job has cost budget.maxCost. With budget.onExceeded: Suspend, it commits and holds no nodes.",
         action="Raise budget.maxCost above status.cost.total to resume.",
+    ),
+    Cause.SPOT_IS_DEAR: Reason(
+        meaning="The price of spot nodes has risen, and the job has time to wait for a lower one (capacity.finishBy). "
+        "It commits and holds no nodes.",
+        action="Nothing: it resumes once they cost less, or there is less time. To train at once, set an earlier "
+        "finishBy.",
     ),
     Cause.QUOTA_TAKEN: Reason(
         meaning="Kueue takes back the job's quota, or that of some nodes. The job commits, and trains on with the "
@@ -393,6 +399,7 @@ CONDITIONS: Mapping[ConditionType, ConditionMeaning] = {
             ConditionReason.SLACK_LEFT: Reason(
                 meaning="There is time to wait for spot nodes. No on-demand nodes stand in for them."
             ),
+            ConditionReason.SPOT_IS_DEAR: CAUSES[Cause.SPOT_IS_DEAR],
             EventReason.NO_SLACK_LEFT: _NO_SLACK_LEFT,
             EventReason.DEADLINE_OUT_OF_REACH: _DEADLINE_OUT_OF_REACH,
             EventReason.DEADLINE_PASSED: _DEADLINE_PASSED,

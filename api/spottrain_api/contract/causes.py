@@ -14,6 +14,7 @@ class Cause(StrEnum):
     EDITED = "Edited"
     SUSPENDED = "Suspended"
     BUDGET_SPENT = "BudgetSpent"
+    SPOT_IS_DEAR = "SpotIsDear"
     QUOTA_TAKEN = "QuotaTaken"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     # Caused by the job: they count against its failure budget.

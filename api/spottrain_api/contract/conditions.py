@@ -57,6 +57,7 @@ class ConditionReason(StrEnum):
     NO_BUDGET = "NoBudget"
     PROFILE_TAKEN = "ProfileTaken"
     SLACK_LEFT = "SlackLeft"
+    SPOT_IS_DEAR = "SpotIsDear"
     NO_FINISH_BY = "NoFinishBy"
     ADMITTED = "Admitted"
     WAITS_FOR_QUOTA = "WaitsForQuota"

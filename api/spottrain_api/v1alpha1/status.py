@@ -111,8 +111,8 @@ class GenerationStatus(StatusResource):
         str | None,
         Field(
             description="Why it drains, stops or has ended: Grow, ScaleDown, Edited, Suspended, BudgetSpent, "
-            "QuotaTaken, DeadlineExceeded, Failure, Hang, Preempted, NodeLost, StatusRestored, EarlierJob or "
-            "Succeeded, or the reason of the condition Failed."
+            "SpotIsDear, QuotaTaken, DeadlineExceeded, Failure, Hang, Preempted, NodeLost, StatusRestored, "
+            "EarlierJob or Succeeded, or the reason of the condition Failed."
         ),
     ] = None
     message: Annotated[

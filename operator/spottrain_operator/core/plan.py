@@ -116,6 +116,13 @@ def plan(observed: Observed, now: datetime) -> Plan:
     return _decide(situation, records=True)
 
 
+def decides(observed: Observed, now: datetime) -> bool:
+    """Whether the plan for this time changes anything. It takes less time than the plan itself."""
+    job, situation = observed.job, Situation(observed, now)
+    first = _leave(situation) if job.deleting else _decide(situation, records=situation.records)
+    return bool(first.actions or first.events or first.status != job.status)
+
+
 def _decide(situation: Situation, *, records: bool) -> Plan:
     job = situation.observed.job
     draft = Draft(status=job.status, records=records)

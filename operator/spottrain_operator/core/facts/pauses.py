@@ -1,4 +1,7 @@
-"""Why a job holds no nodes for now: its user has suspended it, its budget is spent, or it waits for quota."""
+"""Why a job holds no nodes for now.
+
+Its user has suspended it, its budget is spent, it waits for quota, or for a lower price.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from datetime import datetime
 from spottrain_api.contract.causes import Cause
 from spottrain_api.v1alpha1.budget import OnExceeded
 from spottrain_operator.core.facts.costs import cost_now, rate
+from spottrain_operator.core.facts.dear_spot import dear_spot
 from spottrain_operator.core.facts.queue import (
     content_that_counts,
     granting,
@@ -39,7 +43,19 @@ class Pause:
 
 def pause_of(situation: Situation) -> Pause | None:
     """Why the job pauses; None if it doesn't."""
-    return own_pause(situation) or _without_quota(situation)
+    return own_pause(situation) or _without_quota(situation) or _until_cheaper(situation)
+
+
+def _until_cheaper(situation: Situation) -> Pause | None:
+    prices = dear_spot(situation)
+    if prices is None:
+        return None
+    currency = situation.spec.capacity.currency
+    why = (
+        f"spot nodes cost {prices.now:.2f} {currency} an hour, after {prices.usual:.2f} so far, and there is time to "
+        "wait for a lower price (capacity.finishBy)"
+    )
+    return Pause(cause=Cause.SPOT_IS_DEAR, why=why, way_out=f"{why}. To go on now, set an earlier time")
 
 
 def _without_quota(situation: Situation) -> Pause | None:
@@ -82,14 +98,18 @@ def cost_sentence(situation: Situation) -> str:
 
 def spent_share(situation: Situation) -> float:
     """Which share of the budget the job has cost; 0 without a budget."""
-    budget, cost = situation.spec.budget, cost_now(situation)
+    budget = situation.spec.budget
+    cost = cost_now(situation) if budget is not None else None
     return cost.total / budget.max_cost if budget is not None and cost is not None else 0.0
 
 
 def next_share_at(situation: Situation) -> datetime | None:
     """When the next of the two shares of the budget is spent, with the nodes that the job holds now."""
-    budget, cost, paid = situation.spec.budget, cost_now(situation), rate(situation)
-    if budget is None or cost is None or paid <= 0:
+    budget = situation.spec.budget
+    if budget is None:
+        return None
+    cost, paid = cost_now(situation), rate(situation)
+    if cost is None or paid <= 0:
         return None
     left = [share * budget.max_cost - cost.total for share in (NEARLY, 1.0)]
     return min((after(situation.now, each / paid) for each in left if each > 0), default=None)

@@ -14,6 +14,7 @@ from spottrain_api.v1alpha1.capacity import FallbackPolicy
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.deadline import deadline_of, hurries, stays_on_demand, waits_for_spot
+from spottrain_operator.core.facts.dear_spot import saves_nothing
 from spottrain_operator.core.facts.demand import demand
 from spottrain_operator.core.facts.interruptions import unrest
 from spottrain_operator.core.facts.pauses import pause_of
@@ -52,7 +53,8 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
     status, now, fallback = draft.status, situation.now, situation.spec.capacity.fallback
     if status.fallback_since is not None:
         allowed = may_fall_back(situation.spec) or situation.observed.job.left_out
-        if allowed and now < _spot_again(situation, draft) and not waits_for_spot(situation):
+        early = now < _spot_again(situation, draft) or saves_nothing(situation)
+        if allowed and early and not waits_for_spot(situation):
             return draft
         draft = draft.update(fallback_since=None, spot_pending_since=None)
         return draft.record(EventReason.SPOT_RETRIED, "The job tries spot nodes again")
@@ -162,6 +164,8 @@ def _stand_ins_sentence(situation: Situation, draft: Draft, since: datetime) -> 
     again, text = _spot_again(situation, draft), "On-demand nodes stand in for spot nodes"
     if stays_on_demand(situation):
         return f"{text}, as there is no time left for a change (capacity.finishBy)"
+    if saves_nothing(situation):
+        return f"{text}, which cost no less at present (pricePerHour)"
     usual = after(since, situation.spec.capacity.fallback.return_after_seconds)
     setting = "returnAfterSeconds" if again == usual else "afterSeconds, as none has come"
     if again > usual:

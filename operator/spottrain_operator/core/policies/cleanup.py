@@ -23,6 +23,7 @@ from spottrain_operator.core.timing import seconds_between
 _PAUSED = {
     Cause.SUSPENDED: "the job is suspended",
     Cause.BUDGET_SPENT: "the job's budget is spent",
+    Cause.SPOT_IS_DEAR: "the job waits for a lower price of spot nodes",
     Cause.QUOTA_TAKEN: "Kueue grants the job no nodes",
 }
 

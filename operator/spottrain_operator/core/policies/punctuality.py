@@ -5,6 +5,7 @@ from __future__ import annotations
 from spottrain_api.contract.conditions import ConditionReason, ConditionType, EventReason
 from spottrain_operator.core.draft import Draft
 from spottrain_operator.core.facts.deadline import Deadline, deadline_of, waits_for_spot
+from spottrain_operator.core.facts.dear_spot import dear_spot
 from spottrain_operator.core.facts.demand import demand
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.timing import seconds_between
@@ -34,6 +35,9 @@ def watch_deadline(situation: Situation, draft: Draft) -> Draft:
 
 
 def _waits(situation: Situation, draft: Draft) -> Draft:
+    if dear_spot(situation) is not None:
+        message = "There is time to wait for a lower price of spot nodes: the job holds no nodes (capacity.finishBy)"
+        return draft.condition(ConditionType.ON_TIME, True, ConditionReason.SPOT_IS_DEAR, message, situation.now)
     message = (
         "There is time to wait for spot nodes: no on-demand nodes stand in for them until status.slackSeconds is "
         "used up (capacity.finishBy)"
