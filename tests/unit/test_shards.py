@@ -209,6 +209,15 @@ def test_a_cache_that_can_no_longer_be_written_says_so(tmp_path: Path, monkeypat
             write()
 
 
+def test_shards_from_before_a_restart_of_the_node_are_fetched_again(tmp_path: Path) -> None:
+    data = shards_in(tmp_path)
+    assert data[0] == {"value": 0}
+    (data.cache.folder / "0.shard").write_bytes((b'{"value": 9}'.ljust(19) + b"\n") * 5)
+    assert shards_in(tmp_path)[0] == {"value": 9}  # it is still the same start
+    (data.cache.folder / "boot").write_text("another start")
+    assert shards_in(tmp_path)[0] == {"value": 0}
+
+
 def test_a_shard_of_the_cache_that_others_may_not_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,7 +91,7 @@ class ShardCache:
         try:
             (self.folder / "locks").mkdir(parents=True, exist_ok=True)
             with self._locked("room"):
-                pass
+                self._forget_other_boots()
         except OSError as error:
             raise CacheUnusable(
                 f"the cache {folder} can't be written: {error.strerror}; name a folder on a local disk to which the "
@@ -133,6 +133,14 @@ class ShardCache:
                 again_if_damaged(lambda: self._fill(number, unpack, unfinished), sleep=self._sleep)
                 os.rename(unfinished[-1], self._path(number))
                 self.fetched.add(int(self._index.sizes[number]), late=not ahead)
+
+    def _forget_other_boots(self) -> None:
+        """Drop shards from before a crash or restart of the node. Not all of their bytes need have come to the disk."""
+        noted, boot = self.folder / "boot", _boot()
+        if not noted.exists() or noted.read_bytes() != boot:
+            for path in self.folder.glob("*.shard"):
+                path.unlink(missing_ok=True)
+            noted.write_bytes(boot)
 
     def plan(self, upcoming: Sequence[int]) -> None:
         """Say which shards are needed, in order of need. Raises CacheUnusable, as `fetch` does."""
@@ -257,6 +265,13 @@ class ShardCache:
         if self._store is None or self._store[0] != os.getpid():
             self._store = os.getpid(), self._open_store()
         return self._store[1]
+
+
+def _boot() -> bytes:
+    """What tells this start of the node from those before; empty if nothing does."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    return b""
 
 
 def _found(paths: Iterable[Path]) -> dict[Path, os.stat_result]:
