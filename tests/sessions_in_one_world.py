@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable
 from unittest.mock import patch
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 import spottrain.loop.session as session_module
 from spottrain.world.launch import Groups, Launch, join_world
+from spottrain.world.listener import Rounds, StoreRounds, rounds_of
 
 
 def run_sessions(cases: Iterable[tuple[str, Callable[[], None]]]) -> dict[str, dict[str, str]]:
@@ -24,11 +26,18 @@ def run_sessions(cases: Iterable[tuple[str, Callable[[], None]]]) -> dict[str, d
     def join_once(launch: Launch) -> Groups:
         return groups.setdefault("all", groups.get("all") or join_world(launch))
 
+    def rounds_of_case(rank: int, world_size: int) -> Rounds:
+        """Keys of its own in the store, so that no case hears of the notice of another."""
+        if world_size == 1:
+            return rounds_of(rank, world_size)
+        return StoreRounds(PrefixStore(name, _get_default_store()), rank=rank, world_size=world_size)
+
     def said(_: object, sentence: str) -> None:
         found[name] = {"refused": sentence}
 
     with (
         patch.object(session_module, "join_world", join_once),
+        patch.object(session_module, "rounds_of", rounds_of_case),
         patch.object(dist, "destroy_process_group"),
         patch("spottrain.loop.entry.logs.say", said),
     ):

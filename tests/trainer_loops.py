@@ -5,6 +5,9 @@ It imports transformers, which takes seconds: the tests that need it import it t
 
 from __future__ import annotations
 
+import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from transformers.trainer_callback import ExportableState
 
 import spottrain
 from spottrain.adapters.transformers import SpottrainTrainer
+from spottrain.world.failures import Drained
 
 
 class Model(nn.Module):
@@ -173,3 +177,61 @@ class Names:
     """Stands for a tokenizer, of which the Trainer asks the name of the input."""
 
     model_input_names = ("x",)
+
+
+SOME = [{"x": torch.ones(4), "labels": torch.ones(())} for _ in range(14)]  # an epoch: steps of 4, 4, 4 and 2
+
+
+class Places(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """It notes where steps and epochs end, and sends this process a notice."""
+
+    def __init__(self, *, notice_after: int) -> None:
+        self.seen: list[Any] = []
+        self._steps_left = notice_after
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self.seen.append([state.global_step, state.epoch])
+        self._steps_left -= 1
+        if self._steps_left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self.seen.append(["end", state.epoch])
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"seen": self.seen}}
+
+
+def places(folder: Path, kind: type[Trainer], how: dict[str, Any], *, notice_after: int = 0, **own: Any) -> list[Any]:
+    """Where a Trainer has logged, evaluated and called back, and the lengths that it names."""
+    callback = Places(notice_after=notice_after)
+    args = TrainingArguments(
+        str(folder),
+        per_device_train_batch_size=4,
+        logging_steps=3,
+        eval_steps=4,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        **how,
+    )
+    trainer = kind(model=Model(), args=args, train_dataset=SOME, eval_dataset=SOME[:2], callbacks=[callback], **own)
+    trainer.train()
+    logged = [
+        (name, each["step"], each["epoch"])
+        for each in trainer.state.log_history
+        for name in ("loss", "eval_loss", "train_loss")
+        if name in each
+    ]
+    return [logged, callback.seen, trainer.state.max_steps, trainer.state.num_train_epochs, trainer.state.epoch]
+
+
+def places_of_the_job(folder: Path, how: dict[str, Any], *, notice_after: int) -> tuple[list[Any], int]:
+    """The same for a job that gets a notice so many steps after each start. Also how often it has started."""
+    for number in range(1, 20):
+        with (
+            suppress(Drained),
+            spottrain.session(global_batch=4, micro_batch=3, checkpoint_uri=f"file://{folder}/commits") as session,
+        ):
+            return places(folder, SpottrainTrainer, how, notice_after=notice_after, session=session), number
+    raise AssertionError("no end")

@@ -203,8 +203,8 @@ class _Data:
     order = Permutation(num_samples=1)
     batches = Batches(order, global_batch=1)
 
-    def begin(self, length: int, *, by_epoch: bool) -> dict[str, Any]:
-        self.batches = Batches(self.order, global_batch=1, by_epoch=by_epoch, length=length)
+    def begin(self, length: int, *, by_epoch: bool, last_step: int | None = None) -> dict[str, Any]:
+        self.batches = Batches(self.order, global_batch=1, by_epoch=by_epoch, length=length, last_step=last_step)
         return {}
 
     def steps_schedule(self, step: int) -> bool:

@@ -6,6 +6,7 @@ It trains in the loop of a framework or in spottrain's own. RANK_SETTINGS comes 
 import math
 import os
 import signal
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,9 +22,16 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import spottrain  # noqa: E402
+from spottrain.checkpoint.format.head import read_head  # noqa: E402
+from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
+from spottrain.loop import stopping  # noqa: E402
+from spottrain.world import listener  # noqa: E402
 from spottrain_api.contract.configuration import DrainRequest  # noqa: E402
 
 torch.set_num_threads(1)
+if RANK_SETTINGS["commits_at_once"]:
+    listener.LISTEN_AFTER_SECONDS = 0.0
+    stopping.Commits.seconds_needed = lambda self, seconds_left: seconds_left  # type: ignore[method-assign]
 warnings.filterwarnings("ignore")
 STEPS: int = RANK_SETTINGS["steps"]
 # Compiled by the framework (the backend "eager" needs no compiler), in bf16, and activations recomputed.
@@ -31,7 +39,7 @@ ALL_ON = "ALL_ON" in os.environ
 # Evaluate after steps, and stop when it has got worse so often; a drain puts an evaluation off.
 EVALUATES = "EVALUATES" in os.environ
 LAST_STEP = 12 if EVALUATES else STEPS
-# Evaluate where an epoch ends: 46 samples are used up for the third time by the last of 14 steps of 10.
+# Evaluate where an epoch ends: 48 samples fill four steps of 10 and one of 8.
 BY_EPOCHS = "BY_EPOCHS" in os.environ
 STOPPING = {"monitor": "score", "mode": "max", "patience": LAST_STEP - 1, "check_on_train_epoch_end": False}
 # Statistics that follow the samples of a rank, and parameters of which one is used late and one never.
@@ -113,24 +121,39 @@ def make_scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
 
 
-def strike(step: int) -> None:
+def ask_to_drain() -> None:
     now = datetime.now(UTC)
+    request = DrainRequest(reason="test", deadline=now + timedelta(seconds=60), requested_at=now)
+    request.write(Path(os.environ["SPOTTRAIN_RUN_DIR"]) / "drain.json")
+
+
+def strike_in_evaluation(step: int) -> None:
+    """In an evaluation after a step of the run, which goes on until the step is committed: a notice for a rank."""
+    if (fault := RANK_SETTINGS["faults"].pop(f"{step}+", None)) is not None:
+        storage = open_storage(RANK_SETTINGS["uri"])
+        if fault == "notice":
+            ask_to_drain()
+        while (head := read_head(storage)) is None or head.newest is None or head.newest.step < step:
+            time.sleep(0.01)
+
+
+def strike(step: int) -> None:
     match RANK_SETTINGS["faults"].get(step):
         case "drain":
-            request = DrainRequest(reason="test", deadline=now + timedelta(seconds=60), requested_at=now)
-            request.write(Path(os.environ["SPOTTRAIN_RUN_DIR"]) / "drain.json")
+            ask_to_drain()
         case "nan":
             spoil[True] = True
         case "sigterm":
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train_alone(session: spottrain.Session) -> nn.Module:
+def train_alone(session: spottrain.Session, *, by_epoch: bool = False) -> nn.Module:
     model = Model()
     training = session.prepare(
         model, optimizer=make_optimizer, scheduler=make_scheduler, dataset=dataset, clip_grad_norm=5.0
     )
-    for step in training.steps(total=STEPS):
+    epochs = training.epochs(STEPS, total=STEPS) if by_epoch else [training.steps(total=STEPS)]
+    for step in (step for epoch in epochs for step in epoch):
         for batch in step.micro_batches():
             step.backward(training.model(**batch)["loss"])
         step.update()
@@ -140,7 +163,7 @@ def train_alone(session: spottrain.Session) -> nn.Module:
 def train_with_transformers(
     session: spottrain.Session, model: nn.Module, *, computes_loss: bool = False
 ) -> nn.Module:
-    from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
+    from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
     from spottrain.adapters.transformers import SpottrainTrainer
 
@@ -173,6 +196,10 @@ def train_with_transformers(
         **misused_arguments.get(str(MISUSE), {}),
     )
 
+    class Striking(TrainerCallback):
+        def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            strike_in_evaluation(state.global_step)
+
     class Repeating:
         """As GRPO's trainer has it."""
 
@@ -198,7 +225,7 @@ def train_with_transformers(
         args=args,
         train_dataset=torch.utils.data.DataLoader(dataset) if MISUSE == "loader" else dataset,  # type: ignore[arg-type]
         eval_dataset=dataset[:5],
-        callbacks=[EarlyStoppingCallback(LAST_STEP - 1)] if EVALUATES else [],
+        callbacks=[EarlyStoppingCallback(LAST_STEP - 1), Striking()] if EVALUATES else [],
         optimizers=(optimizer, make_scheduler(optimizer)),
     )
     trainer.train()
@@ -250,6 +277,7 @@ def train_with_lightning(session: spottrain.Session) -> nn.Module:
         def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
             self.model(**batch)
             self.log("score", -float(self.global_step))
+            strike_in_evaluation(self.global_step)
 
         def configure_optimizers(self) -> dict[str, Any]:
             optimizer = make_optimizer(self.model)
@@ -328,12 +356,16 @@ def train_with_accelerate(session: spottrain.Session, *, static_graph: bool = Fa
             scheduler.step()
             optimizer.zero_grad()
             patience.left -= int(accelerator.sync_gradients)
+        if EVALUATES and accelerator.sync_gradients:
+            with loop.evaluation():
+                strike_in_evaluation(loop.step + 1)
     assert patience.left == 0
     return plain
 
 
 LOOPS: dict[str, Callable[[spottrain.Session], nn.Module]] = {
     "none": train_alone,
+    "none-by-epoch": lambda session: train_alone(session, by_epoch=True),
     "transformers": lambda session: train_with_transformers(session, Model()),
     "transformers-counting": lambda session: train_with_transformers(session, ModelThatCounts()),
     "transformers-ignoring": lambda session: train_with_transformers(session, ModelThatIgnoresTheCount()),
@@ -345,7 +377,7 @@ LOOPS: dict[str, Callable[[spottrain.Session], nn.Module]] = {
 }
 
 generator = torch.Generator().manual_seed(1)
-inputs = torch.randn(46, 8, generator=generator)
+inputs = torch.randn(48, 8, generator=generator)
 dataset = [{"x": row, "labels": row.sum()} for row in inputs]
 
 with spottrain.session() as session:

@@ -6,13 +6,15 @@ test_attach_ranks.py runs it as ranks. RANK_SETTINGS comes from the test. Each r
 import json
 import logging
 import os
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 RANK_SETTINGS: dict[str, Any] = globals()["RANK_SETTINGS"]
 os.environ.update(RANK_SETTINGS["environment"])
@@ -25,6 +27,12 @@ from torch.distributed.tensor import DTensor, Replicate  # noqa: E402
 
 import spottrain  # noqa: E402
 from sessions_in_one_world import run_sessions  # noqa: E402
+from spottrain.checkpoint.format.head import read_head  # noqa: E402
+from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
+from spottrain.loop import stopping  # noqa: E402
+from spottrain.world import listener  # noqa: E402
+from spottrain_api.contract.configuration import DrainRequest, TrainerConfig  # noqa: E402
+from spottrain_api.contract.names import FILE_RUN  # noqa: E402
 
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore")
@@ -118,6 +126,54 @@ def shared(name: str, *, prepares: bool, steps: int) -> None:
             run.boundary()
 
 
+def evaluated(name: str, *, by_epoch: bool) -> None:
+    """A notice for rank 1 in an evaluation between two steps, which takes until the step is committed."""
+    run_dir = Path(RANK_SETTINGS["folder"]) / f"{name}-{RANK}"
+    run_dir.mkdir()
+    uri = f"file://{RANK_SETTINGS['folder']}/{name}"
+    job = {"job": name, "generation": 0, "attempt_id": "", "seed": 0, "strategy": "ddp"}
+    more = {"batch": {"global": 4, "micro": 2}, "checkpoint": {"uri": uri, "interval": "100steps"}}
+    TrainerConfig.model_validate(job | more).write(run_dir / FILE_RUN)
+    with (
+        patch.dict(os.environ, {"SPOTTRAIN_RUN_DIR": str(run_dir)}),
+        patch.object(listener, "LISTEN_AFTER_SECONDS", 0.0),
+        patch.object(stopping.Commits, "seconds_needed", lambda self, seconds_left: seconds_left),
+        spottrain.session() as session,
+    ):
+
+        def evaluate() -> None:
+            if RANK == 1:
+                now = datetime.now(UTC)
+                request = DrainRequest(reason="test", deadline=now + timedelta(seconds=60), requested_at=now)
+                request.write(run_dir / "drain.json")
+            storage = open_storage(uri)
+            while (head := read_head(storage)) is None or head.newest is None:
+                time.sleep(0.01)
+            assert head.newest.step == 2
+
+        if by_epoch:
+            training = session.prepare(
+                nn.Linear(2, 2),
+                optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+                dataset=[torch.ones(2)] * 7,
+            )
+            for epoch in training.epochs(3):
+                for step in epoch:
+                    for batch in step.micro_batches():
+                        step.backward(training.model(batch).square().mean())
+                    step.update()
+                with training.evaluation():
+                    evaluate()
+        else:
+            run = session.attach(total=9, counts=[])
+            run.boundary()
+            run.boundary()
+            with run.evaluation():
+                evaluate()
+            run.boundary()
+        raise AssertionError("no drain")
+
+
 def off_mesh() -> torch.Tensor:
     return DTensor.from_local(torch.zeros(2), DeviceMesh("cpu", [0]), [Replicate()], run_check=False)
 
@@ -154,6 +210,8 @@ CASES: dict[str, Callable[[str], None]] = {
     "less data": partial(loop, steps=9, data=range(5 - RANK)),
     "left early": partial(loop, steps=9, data=range(9 - 7 * RANK)),
     "waited for": waited_for,
+    "evaluated": partial(evaluated, by_epoch=False),
+    "evaluated by epoch": partial(evaluated, by_epoch=True),
     "caught": caught,
     "other names": lambda name: loop(name, steps=2, parts={f"of_{RANK}": []}),
     "other kinds": lambda name: loop(name, steps=2, parts={"seen": [] if RANK == 0 else 3}),

@@ -32,6 +32,7 @@ REFUSED = {
     * 2,
 }
 ACCEPTED = ("a rank ahead", "taught", "prepared", "attached", "prepared again", "waited for", "saved")
+EVALUATED = ("evaluated", "evaluated by epoch")
 
 SCRIPT = Path(__file__).with_name("attach_script.py")
 
@@ -52,6 +53,14 @@ def ranks(fork: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str,
 
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_ranks_may_be_at_different_places_and_a_run_be_resumed_in_another_way(
+    case: str, ranks: list[dict[str, dict[str, str]]]
+) -> None:
+    for rank in ranks:
+        assert case not in rank, rank[case]
+
+
+@pytest.mark.parametrize("case", EVALUATED)
+def test_a_notice_in_an_evaluation_commits_the_step_before_meanwhile(
     case: str, ranks: list[dict[str, dict[str, str]]]
 ) -> None:
     for rank in ranks:

@@ -84,7 +84,7 @@ def test_so_is_what_a_framework_has_made(name: str, ranks: list[dict[str, str]])
 
 def test_all_ranks_train_the_same_steps(ranks: list[dict[str, str]]) -> None:
     for rank in ranks:
-        assert rank["other totals"].startswith("The total of training.steps is 4 on one rank and 5 on another. Pass")
+        assert rank["other totals"].startswith("The total of steps is 4 on one rank and 5 on another. Pass")
 
 
 def test_all_ranks_have_the_whole_data_set(ranks: list[dict[str, str]]) -> None:

@@ -60,11 +60,12 @@ def begin(total: Any) -> tuple[int, Progress]:
         return loop.total, session._context.reporter.progress
 
 
-def test_a_loop_by_epoch_has_exact_ends() -> None:
+@pytest.mark.parametrize("total", [None, 4])
+def test_a_loop_by_epoch_has_exact_ends_or_that_of_its_total(total: int | None) -> None:
     with spottrain.session(global_batch=2, micro_batch=2) as session:
         model = nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loop = ForeignLoop(session.adopt(model, optimizer, dataset=[torch.ones(1)] * 5), epochs=2)
+        loop = ForeignLoop(session.adopt(model, optimizer, dataset=[torch.ones(1)] * 5), total, epochs=2)
         optimizer.register_step_pre_hook(loop.before_update)
         found = []
         for epoch in loop.epochs():
@@ -73,8 +74,9 @@ def test_a_loop_by_epoch_has_exact_ends() -> None:
                 optimizer.step()
                 found.append((epoch.number, len(batch)))
             found.append((epoch.number, loop.step))
-    assert found == [(0, 2), (0, 2), (0, 1), (0, 3), (1, 2), (1, 2), (1, 1), (1, 6)]
-    assert loop.total == 6
+    first = [(0, 2), (0, 2), (0, 1), (0, 3)]
+    assert found == first + ([(1, 2), (1, 2), (1, 1), (1, 6)] if total is None else [(1, 2), (1, 4)])
+    assert loop.total == (total or 6)
 
 
 def test_a_loop_by_hand_has_any_number_of_losses_and_updates(capsys: pytest.CaptureFixture[str]) -> None:

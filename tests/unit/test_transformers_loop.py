@@ -144,3 +144,21 @@ def test_what_needs_epochs_or_another_order_is_refused_for_data_without(
     kind = getattr(loops, name)
     with spottrain.session(global_batch=2, micro_batch=1) as session, pytest.raises(UserError, match=sentence):
         kind(session=session, model=loops.Model(), args=args, train_dataset=endless("mixture"))
+
+
+@pytest.mark.parametrize(
+    ("length", "by"),
+    [({"num_train_epochs": 2}, "epoch"), ({"num_train_epochs": 1.6}, "steps"), ({"max_steps": 6}, "epoch")],
+    ids=str,
+)
+def test_epochs_end_where_those_of_the_trainer_do(
+    loops: Any, length: dict[str, Any], by: str, tmp_path: Path
+) -> None:
+    """The same holds if a run is resumed inside epochs, and after the last steps of some."""
+    how = {"logging_strategy": by, "eval_strategy": by, **length}
+    wanted = loops.places(tmp_path, loops.Trainer, how)
+    assert loops.places_of_the_job(tmp_path / "steady", how, notice_after=0) == (wanted, 1)
+    for notice_after in (1, 2):
+        found, starts = loops.places_of_the_job(tmp_path / str(notice_after), how, notice_after=notice_after)
+        assert found == wanted
+        assert starts >= 2

@@ -70,7 +70,7 @@ class AcceleratedLoop(ForeignLoop):
             optimizer: As `accelerator.prepare` returned it.
             dataset: As for `Session.prepare`. Streams and mixtures have no epochs.
             total: Steps of the whole run.
-            epochs: Epochs of the whole run, instead of its steps: see `epochs`.
+            epochs: Epochs of the whole run: see `epochs`. With `total`, it ends with what comes first.
             scheduler: As `accelerator.prepare` returned it; it steps once an optimizer step.
             collate: Makes a batch from a list of items. None: as torch's DataLoader does.
             shuffle: Read the samples in a random order, a different one in each epoch.

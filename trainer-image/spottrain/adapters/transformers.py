@@ -6,7 +6,7 @@ with spottrain.session() as session:
 
 For a subclass of Trainer: `class MyTrainer(SpottrainTrainer, SFTTrainer): ...`. The job decides the batch: the
 adapter sets per_device_train_batch_size and gradient_accumulation_steps for each world size. The job's checkpoints
-replace the Trainer's own.
+replace the Trainer's own. An epoch is one of the data, with an exact end.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from spottrain.adapters.samplers import ordering
 from spottrain.data import Mixture, Streams, random_state
 from spottrain.loop.acceptance import check_dataset
+from spottrain.loop.epoch import Epoch
 from spottrain.loop.foreign_loop import ForeignLoop
 from spottrain.loop.session import Session
 from spottrain.recovery.script_parts import Stateful
@@ -50,12 +51,7 @@ _ARGUMENTS = {
 
 
 class SpottrainCallback(TrainerCallback):
-    """Resumes at the start of training, and completes the last step.
-
-    Other steps are complete when the data of the next step are requested, so that a commit holds what the Trainer
-    logs about its step. Before an evaluation, during which ranks cannot follow a notice, the step is completed at
-    once.
-    """
+    """Resumes at the start of training, and says where in its epoch a step is. Comes before other callbacks."""
 
     def __init__(self, trainer: SpottrainTrainer) -> None:
         self._trainer = trainer
@@ -64,32 +60,47 @@ class SpottrainCallback(TrainerCallback):
         self._trainer.begin(state)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        state.epoch = self._trainer.epochs(state.global_step)
-        if self._ends_epoch(state):
+        number, steps = divmod(state.global_step, self._trainer.steps_per_epoch)
+        state.epoch = number + steps / self._trainer.steps_per_epoch
+        if self._trainer.ends_epoch:  # before the step is complete, so that its commit holds the entry
             control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
-            control.should_evaluate |= args.eval_strategy == IntervalStrategy.EPOCH
-
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        # For the Trainer the run is one epoch. If an epoch of the data set ends with it, on_step_end has done this.
-        if self._ends_epoch(state):
-            control.should_log &= args.logging_strategy != IntervalStrategy.EPOCH
-            control.should_evaluate &= args.eval_strategy != IntervalStrategy.EPOCH
-
-    def _ends_epoch(self, state: TrainerState) -> bool:
-        before, after = self._trainer.epochs(state.global_step - 1), self._trainer.epochs(state.global_step)
-        return math.floor(after) > math.floor(before)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._trainer.loop.complete_step()
 
 
+class Batches:
+    """The data for the Trainer: this rank's micro-batches of the epoch under way, or of what is left of it."""
+
+    def __init__(self, trainer: SpottrainTrainer) -> None:
+        self._trainer = trainer
+        self.dataset = trainer.train_dataset  # the Trainer counts its samples
+
+    def __len__(self) -> int:
+        """Of a whole epoch."""
+        num_micro_batches: int = self._trainer.args.gradient_accumulation_steps
+        return self._trainer.steps_per_epoch * num_micro_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._trainer.epoch)
+
+
 class SpottrainTrainer(Trainer):
     """A transformers.Trainer that stops, commits and resumes with the job.
 
+    A step is complete when the data of the next step are requested, so that a commit holds what the Trainer logs
+    about its step. Before an evaluation, and before all that follows the steps of an epoch, it is completed at once.
+
     Implements Stateful, for the Trainer's own records.
+
+    Attributes:
+        loop: The steps of the run, once it has begun.
+        epoch: The epoch under way.
     """
 
     loop: ForeignLoop
+    epoch: Epoch[Any]
+    control: TrainerControl
     compute_loss: Callable[..., Any]
 
     def __init__(self, *positional: Any, session: Session, **named: Any) -> None:
@@ -127,14 +138,12 @@ class SpottrainTrainer(Trainer):
         args.gradient_accumulation_steps = plan.num_micro_batches
         args.average_tokens_across_devices = False  # the weights of the micro-batches do that
         args.save_strategy = IntervalStrategy.NO
-        if args.max_steps <= 0:
-            args.max_steps = math.ceil(args.num_train_epochs * len(self.train_dataset) / plan.global_batch)
         self._weights: deque[tuple[Any, Any]] = deque()
         self._is_surplus = False  # whether the newest micro-batch weighs nothing
         self._is_evaluating = False  # then a commit is made before the evaluation, which a resume then runs
-        self._ignored_keys: list[str] | None = None  # of outputs, in evaluations
+        self._num_ended = 0  # epochs of which all is done that follows their steps
         self.compute_loss = self._weighed(self.compute_loss)  # also if a subclass overrides it
-        self.add_callback(SpottrainCallback(self))
+        self.callback_handler.callbacks.insert(0, SpottrainCallback(self))
 
     def _check_endless(self) -> None:
         """Check that the arguments fit data without epochs, which have an order of their own. Raises UserError."""
@@ -192,7 +201,7 @@ class SpottrainTrainer(Trainer):
             ours = self.get_train_dataloader()  # has not begun
         except AttributeError:  # it reads the data, which there are in training alone
             return False
-        if getattr(ours, "gi_code", None) is not SpottrainTrainer.get_train_dataloader.__code__:
+        if type(ours) is not Batches:
             return False
         loaders = self.accelerator._dataloaders
         num_known = len(loaders)
@@ -256,7 +265,11 @@ class SpottrainTrainer(Trainer):
             records=self._records() | ({"scaler": scaler} if scaler is not None else {}),
             instead=_ARGUMENTS,
         )
-        self.loop = ForeignLoop(training, state.max_steps)
+        self.loop = loop = ForeignLoop(
+            training, state.max_steps, epochs=state.num_train_epochs if self._has_epochs else None
+        )
+        whole = Epoch(0, range(state.max_steps), (batch for _, batch in loop.micro_batches()))
+        self._epochs = loop.epochs() if self._has_epochs else iter([whole])
         self.optimizer.optimizer.register_step_pre_hook(self.loop.before_update)
         state.global_step = self.loop.step
         # What the Trainer reports as means and speeds is counted from here.
@@ -264,14 +277,18 @@ class SpottrainTrainer(Trainer):
         self._initial_num_input_tokens_seen = state.num_input_tokens_seen
         if self.loop.step > 0:
             self.args.eval_on_start = False
-        if self._is_evaluating:
-            self._determine_best_metric(self._evaluate(None, self._ignored_keys), None)
 
-    def epochs(self, step: int) -> float:
-        """How often the data set was used up to and including a step. Without epochs, the run is one."""
+    @property
+    def steps_per_epoch(self) -> int:
+        """The last of them has what is left of the data set. Without epochs, the run is one."""
         if not self._has_epochs:
-            return step / int(self.args.max_steps)
-        return step * self._session.batch_plan.global_batch / len(self.train_dataset)
+            return int(self.args.max_steps)
+        return math.ceil(len(self.train_dataset) / self._session.batch_plan.global_batch)
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the step that was updated is the last one of its epoch or of the run."""
+        return bool(self.state.global_step == self.epoch.first_step + len(self.epoch))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *positional: Any, **named: Any) -> TrainOutput:
         """As the Trainer's, but it resumes from the job's newest commit."""
@@ -280,7 +297,6 @@ class SpottrainTrainer(Trainer):
                 "SpottrainTrainer resumes from the job's newest commit by itself; leave out resume_from_checkpoint"
             )
         self._refuse_other_order()
-        self._ignored_keys = named.get("ignore_keys_for_eval")
         return super().train(None, *positional, **named)
 
     def evaluate(self, *positional: Any, **named: Any) -> dict[str, float]:
@@ -300,11 +316,35 @@ class SpottrainTrainer(Trainer):
             random_state.restore(state)
             self._is_evaluating = False
 
-    def get_train_dataloader(self) -> Iterator[Any]:
-        """This rank's share of the run, from the step at which it resumes. It has no length."""
-        # A generator, which does not run before training has started and the loop exists.
-        if not self.control.should_training_stop:
-            yield from (batch for _, batch in self.loop.micro_batches())
+    def get_train_dataloader(self) -> Batches:
+        """This rank's share of the run, from the step at which it resumes."""
+        return Batches(self)
+
+    def _run_epoch(self, **named: Any) -> None:
+        """As the Trainer's, for the epoch that the run has reached, whatever the Trainer takes for its number."""
+        if self._is_evaluating:  # the commit was made before the evaluation of its step
+            metrics = self._evaluate(named["trial"], named["ignore_keys_for_eval"])
+            self._determine_best_metric(metrics, named["trial"])
+        under_way = next(self._epochs, None)
+        if under_way is None:  # the run has made more epochs already
+            self.control.should_training_stop = True
+            return
+        self.epoch = under_way
+        left = under_way.first_step + len(under_way) - self.loop.step
+        if left > 0 and not self.control.should_training_stop:
+            super()._run_epoch(**named | {"epoch": under_way.number, "num_update_steps_per_epoch": left})
+        elif self._num_ended <= under_way.number:
+            # Its steps were made before a resume. What the Trainer does after them:
+            self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+            arguments = (named[name] for name in ("model", "trial", "epoch", "ignore_keys_for_eval", "start_time"))
+            self._maybe_log_save_evaluate(self._tr_loss, None, *arguments)
+        self._num_ended = under_way.number + 1
+        self.control.should_training_stop |= self.state.global_step >= self.state.max_steps
+
+    def _maybe_log_save_evaluate(self, *positional: Any, **named: Any) -> None:
+        super()._maybe_log_save_evaluate(*positional, **named)
+        if self.ends_epoch or self.control.should_training_stop:
+            self.loop.complete_step(pauses=True)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -372,6 +412,7 @@ class SpottrainTrainer(Trainer):
             **records,
             "should_stop": bool(self.control.should_training_stop),
             "is_evaluating": self._is_evaluating,
+            "num_ended": self._num_ended,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -381,6 +422,7 @@ class SpottrainTrainer(Trainer):
         stopped_early = state_dict["global_step"] < state_dict["max_steps"]
         self.control.should_training_stop = stopped_early and state_dict["should_stop"]
         self._is_evaluating = state_dict["is_evaluating"]
+        self._num_ended = state_dict["num_ended"]
 
     def _records(self) -> dict[str, Stateful]:
         """What commits hold of the Trainer: its counts, its log, and each callback that has a state.

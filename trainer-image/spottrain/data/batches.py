@@ -37,6 +37,7 @@ class Batches:
         global_batch: Samples of a batch.
         by_epoch: Whether an epoch ends with a batch of what is left. Batches of the script's own always do.
         length: Epochs of the run, if `by_epoch`, and otherwise its steps. None: it has no end.
+        last_step: Steps after which a run of epochs ends, also inside one. None: at the end of its last epoch.
 
     Example:
         >>> from spottrain.data.batches import Batches
@@ -49,12 +50,19 @@ class Batches:
     """
 
     def __init__(
-        self, order: DataOrder, global_batch: int, *, by_epoch: bool = False, length: int | None = None
+        self,
+        order: DataOrder,
+        global_batch: int,
+        *,
+        by_epoch: bool = False,
+        length: int | None = None,
+        last_step: int | None = None,
     ) -> None:
         self.order = order
         self.global_batch = global_batch
         self.by_epoch = by_epoch
         self.length = length
+        self.last_step = last_step
         self._starts = [(0, 0)]  # first step and first position of epochs, of which not all need be known
         self._newest: Epoch | None = None  # that was asked for
 
@@ -85,8 +93,8 @@ class Batches:
         """
         steps, epoch = self.epoch_of(max(completed - 1, 0))
         while self.length is None or epoch.number < self.length:
-            yield steps, epoch
-            if epoch.number + 1 == self.length:
+            yield range(steps.start, self._at_most(steps.stop)), epoch
+            if epoch.number + 1 == self.length or self._ends_at(steps.stop):
                 return
             steps, epoch = self.epoch_of(steps.stop)
 
@@ -99,6 +107,8 @@ class Batches:
         """Whether the run ends after so many steps."""
         if self.length is None or not self.by_epoch:
             return self.length is not None and completed >= self.length
+        if self._ends_at(completed):
+            return True
         if completed == 0:
             return self.length == 0
         batch = self.at(completed - 1)
@@ -118,19 +128,25 @@ class Batches:
             return self.length
         if not self.order.is_regular:
             return None
-        return self.length * self.order.epoch_at(0).num_batches(self.global_batch)
+        return self._at_most(self.length * self.order.epoch_at(0).num_batches(self.global_batch))
 
     def expected_steps(self, completed: int) -> int | None:
         """Steps of the run, if the epochs that follow are as long as the one under way."""
         if self.length is None or self.total_steps is not None:
             return self.total_steps
         steps, epoch = self.epoch_of(max(completed - 1, 0))
-        return steps.stop + (self.length - epoch.number - 1) * len(steps)
+        return self._at_most(steps.stop + (self.length - epoch.number - 1) * len(steps))
 
     def start_at(self, step: int, position: int) -> None:
         """Note where an epoch starts, so that those before it need not be counted."""
         self._starts = [(step, position)]
         self._newest = None
+
+    def _ends_at(self, steps: int) -> bool:
+        return self.last_step is not None and steps >= self.last_step
+
+    def _at_most(self, steps: int) -> int:
+        return steps if self.last_step is None else min(steps, self.last_step)
 
     @property
     def _is_cut(self) -> bool:

@@ -58,9 +58,11 @@ class OwnData:
     def __post_init__(self) -> None:
         self.batches = Batches(self.order, self.plan.global_batch)
 
-    def begin(self, length: int, *, by_epoch: bool) -> dict[str, Any]:
-        """Begin a loop of so many steps. Returns what must not differ between this run and the one that saved."""
-        self.batches = Batches(self.order, self.plan.global_batch, by_epoch=by_epoch, length=length)
+    def begin(self, length: int, *, by_epoch: bool, last_step: int | None = None) -> dict[str, Any]:
+        """Begin a loop, as `RankData.begin`. Returns what must not differ between this run and the one that saved."""
+        self.batches = Batches(
+            self.order, self.plan.global_batch, by_epoch=by_epoch, length=length, last_step=last_step
+        )
         return {"seed": self.order.seed, **({"steps_per_epoch": self._steps_per_epoch} if by_epoch else {})}
 
     @property

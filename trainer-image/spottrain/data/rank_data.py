@@ -81,12 +81,13 @@ class RankData:
             loop="epochs" if self.batches.by_epoch else "steps",
         )
 
-    def begin(self, length: int, *, by_epoch: bool) -> dict[str, Any]:
+    def begin(self, length: int, *, by_epoch: bool, last_step: int | None = None) -> dict[str, Any]:
         """Begin a loop.
 
         Args:
             length: Steps of the run, or its epochs.
             by_epoch: Whether each epoch ends with a batch of what is left.
+            last_step: Steps after which a run of epochs ends, also inside one.
 
         Returns:
             What must not differ between this run and the one that saved.
@@ -101,7 +102,9 @@ class RankData:
                 f"the data ({self.order.kind}) have no epochs, as each of their parts begins again when it ends, and "
                 f'the script has {asked}; use training.steps, with scheduler_interval="step"'
             )
-        self.batches = Batches(self.order, self.plan.global_batch, by_epoch=by_epoch, length=length)
+        self.batches = Batches(
+            self.order, self.plan.global_batch, by_epoch=by_epoch, length=length, last_step=last_step
+        )
         if by_epoch:
             steps, _ = self.batches.epoch_of(0)
             self.plan.share(self.rank, self.batches.at(steps[-1]).positions)

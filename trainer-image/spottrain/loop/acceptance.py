@@ -159,18 +159,18 @@ def checked_total(total: Any, what: str = "total of steps") -> int:
     )
 
 
-def check_either(total: Any, epochs: Any) -> None:
-    """Refuse a run whose length is not said once."""
-    if (total is None) == (epochs is None):
+def check_given(total: Any, epochs: Any) -> None:
+    """Refuse a run without a length."""
+    if total is None and epochs is None:
         raise UserError(
-            "a run needs either total, the steps of the whole run, or epochs, and was given "
-            f"{'neither' if total is None else 'both'}"
+            "a run needs a length, and was given none: pass total, the steps of the whole run, or epochs, or both, "
+            "and it ends with what comes first"
         )
 
 
 def check_length(total: Any, epochs: Any, steps_per_epoch: Any, *, has_data: bool) -> None:
-    """Refuse a run of `Session.attach` whose length is not said once, or whose epochs have no ends."""
-    check_either(total, epochs)
+    """Refuse a run of `Session.attach` without a length, or whose epochs have no ends."""
+    check_given(total, epochs)
     if epochs is not None and has_data == (steps_per_epoch is not None):
         raise UserError(
             "epochs of a data set have the steps that its samples fill; leave out steps_per_epoch"

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from spottrain.data.batch import FetchedBatch, MicroBatch
-from spottrain.loop.acceptance import check_either
+from spottrain.loop.acceptance import check_given
 from spottrain.loop.epoch import Epoch
 from spottrain.loop.training import Training
 from spottrain.loop.under_way import StepsUnderWay
@@ -55,14 +56,14 @@ class ForeignLoop:
         Args:
             training: What `Session.adopt` returned.
             total: Steps of the whole run.
-            epochs: Epochs of the whole run, instead of its steps.
+            epochs: Epochs of the whole run. With `total`, it ends with what comes first.
             by_hand: Whether the framework's user computes any number of losses of a batch, and steps any optimizer.
                 The steps then have one micro-batch, and are not judged.
 
         Raises:
-            UserError: As `Training.steps`, or the length is not said once.
+            UserError: As `Training.steps`, or neither length is given.
         """
-        check_either(total, epochs)
+        check_given(total, epochs)
         self.training = training
         self._by_hand = by_hand
         self._fetched: deque[MicroBatch] = deque()
@@ -126,6 +127,10 @@ class ForeignLoop:
             lambda: (batch for _, batch in self.micro_batches()),
             "loop.epochs() needs their number: pass epochs=... instead of total=...",
         )
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        """As `Training.evaluation`: around what may take long between two steps, such as an evaluation."""
+        return self.training.evaluation()
 
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
         """Weigh the loss of the oldest micro-batch that is not weighed yet.

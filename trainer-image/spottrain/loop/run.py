@@ -54,8 +54,8 @@ class Run:
 
         Args:
             training: What commits and resumes.
-            total: Steps of the whole run; None if it has epochs.
-            epochs: Epochs of the whole run; None if it has steps.
+            total: Steps of the whole run; None if it ends with its last epoch.
+            epochs: Epochs of the whole run; None if it has steps alone.
             has_data: Whether the library reads the data.
             rank: Number of this rank.
             model_state: The state of the model of a name, with its shards.

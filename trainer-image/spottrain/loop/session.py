@@ -363,7 +363,7 @@ class Session:
         Args:
             total: Steps of the whole run, not of this generation. A step is what lies between two calls of
                 `Run.boundary`.
-            epochs: Epochs of the whole run, instead of its steps: see `Run.epochs`.
+            epochs: Epochs of the whole run: see `Run.epochs`. With `total`, it ends with what comes first.
             steps_per_epoch: Steps of each epoch of a script that reads its data itself.
             dataset: The training data, for `Run.batches` and `Run.epochs`. None: the script reads its data itself.
             collate: As for `prepare`.

@@ -202,12 +202,16 @@ class Stopping:
 
     def begin_update(self, step: int) -> None:
         """Begin the update of a step. A second call does nothing."""
-        if self._point.begun == (step, UPDATE):
+        if self.is_updating(step):
             return
         if self._is_long:
             self._pace.keep(catches_up=True)
         self._check_weights()
         self._begin(Point(step, UPDATE))
+
+    def is_updating(self, step: int) -> bool:
+        """Whether the update of a step has begun, and the step is not being completed yet."""
+        return self._point.begun == (step, UPDATE)
 
     def updated(self, step: int) -> None:
         """The update of the step is done."""

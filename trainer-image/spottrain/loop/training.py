@@ -38,7 +38,7 @@ from spottrain_api.contract.reports import TrainerPhase
 logger = logging.getLogger(__name__)
 
 OTHER_TOTALS = (
-    "The total of training.steps is {:.0f} on one rank and {:.0f} on another. Pass the same number on all ranks: the "
+    "The total of steps is {:.0f} on one rank and {:.0f} on another. Pass the same number on all ranks: the "
     "job makes each step with all of them."
 )
 OTHER_LENGTHS = (
@@ -182,7 +182,7 @@ class Training:
         with closing(self._begin(total, by_epoch=False, otherwise=OTHER_TOTALS)):
             yield from self._steps_to(total)
 
-    def epochs(self, number: int) -> Iterator[Epoch[Step]]:
+    def epochs(self, number: int, *, total: int | None = None) -> Iterator[Epoch[Step]]:
         """The remaining epochs of the run, each with an exact end.
 
         As `steps`, and the last batch of an epoch is what is left of it. A run that is resumed inside an epoch
@@ -191,6 +191,8 @@ class Training:
 
         Args:
             number: Epochs of the whole run, not of this generation.
+            total: Steps of the whole run, if it may end before its last epoch does. Its last epoch then has fewer
+                steps.
 
         Yields:
             Each epoch in turn: loop over its steps.
@@ -200,7 +202,8 @@ class Training:
             UserError: As for `steps`, or the loop over an epoch was left early, and the next one begun.
         """
         number = checked_total(number, "number of epochs")
-        with closing(self._begin(number, by_epoch=True, otherwise=OTHER_EPOCHS)):
+        last_step = None if total is None else checked_total(total)
+        with closing(self._begin(number, by_epoch=True, last_step=last_step, otherwise=OTHER_EPOCHS)):
             for steps, epoch in self._data.batches.epochs_from(self.step):
                 self._reporter.update(total_steps=self._data.batches.expected_steps(self.step))
                 left = self._steps_to(steps.stop)
@@ -274,6 +277,7 @@ class Training:
             ...         step.update()
         """
         before = random_state.capture()
+        self._share_update()
         if self._started is not None:
             self._started.pause()
         try:
@@ -335,6 +339,12 @@ class Training:
         step.updated = True
         self._stopping.updated(step.number)
 
+    def _share_update(self) -> None:
+        """Share what the ranks have in common after an update that was made elsewhere, as buffers, for a commit."""
+        step = self._under_way[0] if self._under_way is not None else None
+        if step is not None and not step.updated and self._stopping.is_updating(step.number):
+            self.updated_elsewhere()
+
     def clean_up(self) -> None:
         """At the end of the script: delete the checkpoints that are no longer kept."""
         total = self._state.total_steps
@@ -357,14 +367,18 @@ class Training:
         if least != most:
             raise UserError(otherwise.format(least, most))
 
-    def _begin(self, length: int, *, by_epoch: bool, otherwise: str) -> MicroBatches | NoBatches:
+    def _begin(
+        self, length: int, *, by_epoch: bool, last_step: int | None = None, otherwise: str
+    ) -> MicroBatches | NoBatches:
         """Resume, and agree on the start. `length` is in steps or epochs. A collective."""
         if self._batches is not None:
             raise UserError(SECOND_LOOP.format("epochs" if by_epoch else "steps"))
         self._require_same(length, otherwise)
+        if by_epoch:
+            self._require_same(-1 if last_step is None else last_step, OTHER_TOTALS)
         self._require_same(self._data.order.num_samples, OTHER_LENGTHS)
         with as_user_errors():
-            identity = self._data.begin(length, by_epoch=by_epoch)
+            identity = self._data.begin(length, by_epoch=by_epoch, last_step=last_step)
         self._batches = self._resume(identity)
         self._recorded = self.step
         self._started = self._make_stopping(

@@ -27,8 +27,8 @@ class StepsUnderWay:
 
         Args:
             training: What commits and resumes.
-            total: Steps of the whole run; None if it has epochs.
-            epochs: Epochs of the whole run; None if it has steps.
+            total: Steps of the whole run; None if it ends with its last epoch.
+            epochs: Epochs of the whole run; None if it has steps alone.
 
         Raises:
             UserError: As `Training.steps`.
@@ -38,7 +38,7 @@ class StepsUnderWay:
         self.is_by_epoch = epochs is not None
         self._epochs: Iterator[Epoch[Step]] = iter(())
         if epochs is not None:
-            self._epochs = training.epochs(epochs)
+            self._epochs = training.epochs(epochs, total=total)
             self._begin_epoch()
         else:
             self._begin(training.steps(checked_total(total)))
