@@ -1,4 +1,4 @@
-"""Train a classifier of handwritten digits, and evaluate it at the end.
+"""Train a classifier of handwritten digits, and evaluate it after each epoch.
 
 The digits are scikit-learn's.
 
@@ -34,9 +34,18 @@ class Classifier(nn.Module):
         return self.classify(self.features(images).flatten(1))
 
 
+def accuracy_of(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+    """The part of the images (number, 1, 8, 8) whose label the model guesses."""
+    model.eval()
+    with torch.no_grad():
+        guesses = model(images).argmax(dim=1).cpu()
+    model.train()
+    return (guesses == labels).float().mean().item()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--checkpoints", help="URI; only without an operator, if no job names one")
     args = parser.parse_args()
 
@@ -48,19 +57,19 @@ def main() -> None:
         training = session.prepare(
             Classifier(),
             optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=2e-3),
+            scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5),
+            scheduler_interval="epoch",
             dataset=TensorDataset(images[:-NUM_TEST], labels[:-NUM_TEST]),
         )
-        for step in training.steps(total=args.steps):
-            for inputs, targets in step.micro_batches():
-                step.backward(functional.cross_entropy(training.model(inputs), targets))
-            step.update()
-
-        training.model.eval()
-        with torch.no_grad():
-            guesses = training.model(images[-NUM_TEST:].to(session.device)).argmax(dim=1).cpu()
-        accuracy = (guesses == labels[-NUM_TEST:]).float().mean().item()
-        if session.rank == 0:
-            print(f"accuracy on {NUM_TEST} digits that were not trained on: {accuracy:.1%}", flush=True)
+        for epoch in training.epochs(args.epochs):
+            for step in epoch:
+                for inputs, targets in step.micro_batches():
+                    step.backward(functional.cross_entropy(training.model(inputs), targets))
+                step.update()
+            with training.evaluation():
+                accuracy = accuracy_of(training.model, images[-NUM_TEST:].to(session.device), labels[-NUM_TEST:])
+            if session.rank == 0:
+                print(f"epoch {epoch.number + 1}: {accuracy:.1%} of {NUM_TEST} new digits are right", flush=True)
 
 
 if __name__ == "__main__":

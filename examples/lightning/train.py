@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import spottrain
 from spottrain.adapters.lightning import SpottrainCallback, SpottrainStrategy
@@ -31,13 +31,21 @@ class Classifier(lightning.LightningModule):
         images, labels = batch
         return functional.cross_entropy(self.layers(images), labels)
 
+    def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
+        images, labels = batch
+        self.log("accuracy", (self.layers(images).argmax(dim=1) == labels).float().mean(), sync_dist=True)
+
+    def on_validation_epoch_end(self) -> None:
+        epoch, accuracy = self.current_epoch + 1, self.trainer.callback_metrics["accuracy"].item()
+        self.trainer.print(f"epoch {epoch}: {accuracy:.1%} of {NUM_TEST} new digits are right", flush=True)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=2e-3)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--checkpoints", help="URI; only without an operator, if no job names one")
     args = parser.parse_args()
 
@@ -47,7 +55,8 @@ def main() -> None:
     with spottrain.session(global_batch=50, micro_batch=25, checkpoint_uri=args.checkpoints) as session:
         strategy = SpottrainStrategy(session, TensorDataset(images[:-NUM_TEST], labels[:-NUM_TEST]))
         trainer = lightning.Trainer(
-            max_steps=args.steps,
+            max_epochs=args.epochs,
+            num_sanity_val_steps=0,
             strategy=strategy,
             callbacks=[SpottrainCallback(strategy)],
             logger=False,
@@ -56,15 +65,8 @@ def main() -> None:
             enable_model_summary=False,
             **strategy.placement,
         )
-        module = Classifier()
-        trainer.fit(module, strategy.batches)
-
-        module.eval()
-        with torch.no_grad():
-            guesses = module.layers(images[-NUM_TEST:].to(module.device)).argmax(dim=1).cpu()
-        accuracy = (guesses == labels[-NUM_TEST:]).float().mean().item()
-        if session.rank == 0:
-            print(f"accuracy on {NUM_TEST} digits that were not trained on: {accuracy:.1%}", flush=True)
+        test = DataLoader(TensorDataset(images[-NUM_TEST:], labels[-NUM_TEST:]), batch_size=NUM_TEST)
+        trainer.fit(Classifier(), strategy.batches, test)
 
 
 if __name__ == "__main__":

@@ -254,7 +254,7 @@ def test_a_job_is_deleted_while_it_starts(shell: Shell) -> None:
 def test_a_job_by_hand(shell: Shell) -> None:
     shell.apply(
         EXAMPLES / "digits" / "trainingjob.yaml",
-        entrypoint={"script": "examples/digits/train.py", "args": ["--steps", "100000"]},
+        entrypoint={"script": "examples/digits/train.py", "args": ["--epochs", "3000"]},
         nodes={"min": 2, "max": 2},
     )
     said = shell.folder / "digits.log"
