@@ -19,13 +19,12 @@ from typing import Any
 import pytest
 import yaml
 
-from forked_ranks import forked_ranks
+from forked_programs import run_forked
 from spottrain.checkpoint.format.head import read_head
 from spottrain.checkpoint.stores.uri import open_storage
 from spottrain_api.v1alpha1.spec import TrainingJobSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RANK_SCRIPT = Path(__file__).with_name("example_script.py")
 SMALL_GPT = ["--steps", "12", "--layers", "2", "--width", "32", "--heads", "2", "--context", "16"]
 
 
@@ -57,19 +56,11 @@ def run(num_ranks: int, script: str, *args: str) -> str:
         return output
 
 
-def run_alone(fork: Any, folder: Path, script: str, *args: str) -> str:
+def run_alone(fork: Any, script: str, *args: str) -> str:
     """What the script prints as the only rank, without torchrun."""
-    output = folder / "output"
-    settings = {
-        "environment": {"OMP_NUM_THREADS": "1"},
-        "script": str(EXAMPLES / script),
-        "args": args,
-        "output": str(output),
-    }
-    with forked_ranks(fork, RANK_SCRIPT, [settings]) as ranks:
-        pass
-    assert ranks[0].exitcode == 0
-    return output.read_text()
+    done = run_forked(fork, EXAMPLES / script, *args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def newest_step(folder: Path) -> int:
@@ -96,7 +87,7 @@ def test_the_gpt_learns_and_resumes_with_another_number_of_ranks(fork: Any, tmp_
     args = [*SMALL_GPT, "--checkpoints", f"file://{checkpoints}"]
     run(2, "gpt/train.py", *args)
     assert newest_step(checkpoints) == 12
-    output = run_alone(fork, tmp_path, "gpt/train.py", *args, "--steps", "30")
+    output = run_alone(fork, "gpt/train.py", *args, "--steps", "30")
     assert newest_step(checkpoints) == 30
     (loss,) = re.findall(r"step 30: loss ([0-9.]+)", output)
     assert float(loss) < 5.2  # from ln 256 = 5.5
@@ -105,9 +96,7 @@ def test_the_gpt_learns_and_resumes_with_another_number_of_ranks(fork: Any, tmp_
 @pytest.mark.parametrize("example", ["digits", "lightning", "accelerate"])
 def test_the_digits_are_recognised(fork: Any, example: str, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
-    output = run_alone(
-        fork, tmp_path, f"{example}/train.py", "--epochs", "5", "--checkpoints", f"file://{checkpoints}"
-    )
+    output = run_alone(fork, f"{example}/train.py", "--epochs", "5", "--checkpoints", f"file://{checkpoints}")
     found = re.findall(r"epoch (\d): ([0-9.]+)% of 297 new digits are right", output)
     assert [number for number, _ in found] == ["1", "2", "3", "4", "5"]
     assert float(found[-1][1]) > 85
@@ -119,7 +108,7 @@ def test_streams_are_learnt_and_read_on_with_another_number_of_ranks(fork: Any, 
     args = ["--checkpoints", f"file://{tmp_path}/checkpoints"]
     run(2, "stream/train.py", *args, "--steps", "33")
     steady = run(2, "stream/train.py", "--steps", "40")
-    output = run_alone(fork, tmp_path, "stream/train.py", *args, "--steps", "40")
+    output = run_alone(fork, "stream/train.py", *args, "--steps", "40")
     losses = [float(re.findall(r"step 40: loss ([0-9.]+)", each)[0]) for each in (steady, output)]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
     assert losses[1] < 3.5  # from ln 256 = 5.5

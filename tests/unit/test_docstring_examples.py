@@ -9,7 +9,6 @@ import ast
 import doctest
 import inspect
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 import spottrain
+from forked_programs import run_forked
 from spottrain import schedules
 from spottrain.data.batch import BatchPlan
 from spottrain.loop.foreign_loop import ForeignLoop
@@ -69,9 +69,9 @@ def run_examples(name: str) -> bool:
     return runner.tries > 0 and runner.failures == 0
 
 
-def test_every_example_runs() -> None:
+def test_every_example_runs(fork: Any) -> None:
     """In a process of its own: a session joins a world, and leaves it."""
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=240, check=False)
+    done = run_forked(fork, Path(__file__))
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 

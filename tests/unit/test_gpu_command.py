@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.on_gpu import TEST_FILES, unfit_torch
 
 from cluster_fixtures import wait_for
+from forked_programs import run_forked
 from marked_processes import MARK, marked
 
 ROOT = Path(__file__).parents[2]
@@ -35,10 +37,8 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
-def test_a_machine_without_a_gpu_is_refused() -> None:
-    command = [sys.executable, "-m", "benchmarks.on_gpu"]
-    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    found = subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=120)
+def test_a_machine_without_a_gpu_is_refused(fork: Any) -> None:
+    found = run_forked(fork, ROOT / "benchmarks" / "on_gpu.py", environment={"CUDA_VISIBLE_DEVICES": ""})
     assert found.returncode == 1
     assert found.stderr.strip() == "torch finds no NVIDIA GPU here. Run this on a machine with one."
     assert found.stdout == ""

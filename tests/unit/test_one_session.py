@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
 import spottrain
+from forked_programs import run_forked
 from spottrain.checkpoint.errors import SaveFailed
 
 SCRIPT = """
@@ -19,8 +20,7 @@ import spottrain
 from spottrain.checkpoint.errors import SaveFailed
 
 loader = {"multiprocessing_context": sys.argv[1]} if len(sys.argv) > 1 else {}
-if multiprocessing.get_start_method(allow_none=True) is None:
-    multiprocessing.set_start_method("forkserver")  # the default of Python 3.14
+multiprocessing.set_start_method("forkserver", force=True)  # the default of Python 3.14
 print(f"started as {__name__}", flush=True)
 with spottrain.session(strategy="ddp", global_batch=2, micro_batch=2) as session:
     training = session.prepare(
@@ -38,20 +38,19 @@ print("done")
 """
 
 
-def run_script(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_script(fork: Any, folder: Path, *arguments: str) -> CompletedProcess[str]:
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    return run_forked(fork, script, *arguments)
 
 
-def test_data_workers_fork_whatever_the_default_start_method(tmp_path: Path) -> None:
-    ended = run_script(tmp_path)
+def test_data_workers_fork_whatever_the_default_start_method(fork: Any, tmp_path: Path) -> None:
+    ended = run_script(fork, tmp_path)
     assert (ended.returncode, ended.stdout.splitlines()) == (0, ["started as __main__", "done"]), ended.stderr
 
 
-def test_a_worker_that_runs_the_script_again_ends_with_a_sentence(tmp_path: Path) -> None:
-    ended = run_script(tmp_path, "spawn")
+def test_a_worker_that_runs_the_script_again_ends_with_a_sentence(fork: Any, tmp_path: Path) -> None:
+    ended = run_script(fork, tmp_path, "spawn")
     assert ended.returncode == 1
     assert ended.stdout.splitlines() == ["started as __main__", "started as __mp_main__"]
     assert "put what the script does under 'if __name__ == \"__main__\":'".replace("'", "") in ended.stderr.replace(

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from forked_programs import run_forked
 from spottrain_api.contract.configuration import TrainerConfig
 from spottrain_api.contract.names import ENV_RUN_DIR, FILE_RUN
 from spottrain_api.settings.training import Batch
 
-RANK = """
-import pathlib, sys
+# Forks a rank as torchrun does.
+LAUNCHER = """
+import multiprocessing, pathlib, sys
 from spottrain_agent.worker import Console, run_worker
 from spottrain_api.settings.entrypoint import Entrypoint
 folder = pathlib.Path(sys.argv[1])
 program = Entrypoint(script=str(folder / "train.py"), args=(str(folder),))
-run_worker(program, folder, Console.redirect(folder / "torchrun.log"))
+arguments = (program, folder, Console.redirect(folder / "torchrun.log"))
+rank = multiprocessing.get_context("fork").Process(target=run_worker, args=arguments)
+rank.start()
+rank.join()
+sys.exit(rank.exitcode)
 """
 SCRIPT = """
 import os, pathlib, sys
@@ -60,12 +64,11 @@ with spottrain.session():
         pytest.param(LEAVES_SESSION, id="leaves a session"),
     ],
 )
-def test_the_end_of_a_process_that_the_script_forks_is_not_the_ranks(place: str, tmp_path: Path) -> None:
+def test_the_end_of_a_process_that_the_script_forks_is_not_the_ranks(place: str, fork: Any, tmp_path: Path) -> None:
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
     (tmp_path / "train.py").write_text(SCRIPT + place)
     TrainerConfig(job="job", generation=1, attempt_id="g1", batch=Batch(global_=1)).write(tmp_path / FILE_RUN)
-    environment = os.environ | {"LOCAL_RANK": "0", ENV_RUN_DIR: str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", RANK, tmp_path], env=environment, stdout=subprocess.PIPE, text=True, check=True
-    )
-    assert done.stdout == "0 []\n3 []\n1 []\n"
+    environment = {"LOCAL_RANK": "0", ENV_RUN_DIR: str(tmp_path)}
+    done = run_forked(fork, tmp_path / "launcher.py", str(tmp_path), environment=environment)
+    assert (done.returncode, done.stdout) == (0, "0 []\n3 []\n1 []\n"), done.stderr
     assert (tmp_path / "ended-0.json").exists()
