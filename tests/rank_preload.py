@@ -6,12 +6,28 @@ collective: a fork would not survive them.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
+import importlib.metadata
 import sys
 from typing import Any, cast
 
 from spottrain_agent.zygote import PRELOADED_MODULES, REQUIRED_MODULES, preload
+
+
+def take_a_step_without_values() -> None:
+    """torch keeps in the process what it finds out about the shapes and types of an optimizer's step."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        parameters = [torch.nn.Parameter(torch.empty(shape)) for shape in ((8, 8), (8,), (1, 8), (1,))]
+        for parameter in parameters:
+            parameter.grad = torch.empty_like(parameter)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        torch.optim.AdamW(parameters).step()
+
 
 # A search for garbage among the imports takes long, and finds next to nothing.
 gc.disable()
@@ -46,6 +62,11 @@ preload(
 cast(Any, importlib.import_module("spottrain.world.listener")).LISTEN_AFTER_SECONDS = 600.0
 # DeepSpeed asks a compiler which of its kernels it could build.
 _ = importlib.import_module("deepspeed.ops").__compatible_ops__
+# torch asks all installed packages for backends before it makes a process group.
+cast(Any, importlib.metadata).entry_points = functools.cache(importlib.metadata.entry_points)
+importlib.metadata.entry_points(group="torch.distributed.backends")
+# FSDP takes such a step with shapes alone before each kind of real one.
+take_a_step_without_values()
 
 # Collections leave out what is there by now, as in the agent's zygote. DeepSpeed collects garbage when it prepares a
 # model, which would take half a second with all these objects.
