@@ -12,6 +12,7 @@ from object_stores import ObjectStore
 from spottrain.checkpoint.errors import CheckpointError, StorageDenied, StorageError, StorageUnavailable
 from spottrain.checkpoint.stores.gcs_storage import GcsStorage
 from spottrain.checkpoint.stores.s3_storage import S3Storage
+from spottrain.checkpoint.stores.storage import ANSWER_SECONDS
 from spottrain.checkpoint.stores.uri import open_storage
 from spottrain.data import Shards
 from spottrain.data.shards import read_shard, store
@@ -68,24 +69,21 @@ def test_a_bucket_with_faults_gives_the_right_bytes_or_a_sentence(
     with faulty_proxy(server.endpoint_url) as proxy:
         folder = f"{scheme}://{bucket}/corpus"
         open_storage(folder, endpoint_url=proxy.url).put("0.jsonl", shard)
-        where: dict[str, Any] = {
-            "bucket": bucket,
-            "prefix": "corpus",
-            "endpoint_url": proxy.url,
-            "answer_seconds": 0.3,
-        }
+        where: dict[str, Any] = {"bucket": bucket, "prefix": "corpus", "endpoint_url": proxy.url}
 
         def opened() -> S3Storage | GcsStorage:
+            where["answer_seconds"] = 0.3 if proxy.fault == "hangs" else ANSWER_SECONDS
             return S3Storage(**where, max_attempts=1) if scheme == "s3" else GcsStorage(**where, retry_seconds=0.5)
 
         proxy.play("halves", times=1, within="0.jsonl")
         index = make_index(ShardPlace.of(f"{folder}/*.jsonl", proxy.url), JsonLines())
         for fault, (kind, sentence) in FAULTS.items():
-            cache = ShardCache(tmp_path / fault, 300, index, JsonLines(), opened, place="corpus")
             proxy.play(fault, within="0.jsonl")
+            cache = ShardCache(tmp_path / fault, 300, index, JsonLines(), opened, place="corpus")
             with pytest.raises(kind, match=sentence):
                 cache.fetch(0)
             assert not cache.holds(0)
             proxy.play("")
-            with open(cache.open(0), "rb") as file:
+            after = ShardCache(tmp_path / fault, 300, index, JsonLines(), opened, place="corpus")
+            with open(after.open(0), "rb") as file:
                 assert file.read() == shard

@@ -18,6 +18,7 @@ from faulty_proxy import FaultyProxy, faulty_proxy
 from shard_folders import shards_in, web_server
 from spottrain.checkpoint.errors import CheckpointError, StorageDenied, StorageUnavailable
 from spottrain.checkpoint.stores.file_storage import FileStorage
+from spottrain.checkpoint.stores.storage import ANSWER_SECONDS
 from spottrain.data.batch import BatchPlan
 from spottrain.data.batches import Batches
 from spottrain.data.loader import Data, load_batches
@@ -76,11 +77,11 @@ LASTING: dict[str, tuple[type[CheckpointError], str]] = {
 
 def test_a_fault_that_lasts_becomes_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = shards_in(tmp_path)
-    monkeypatch.setattr(store, "ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(store, "PAUSES", (0, 0))
     monkeypatch.setattr(read_shard, "_PART_BYTES", 60)  # each shard is read in two parts
     with proxy_before(tmp_path) as (place, proxy):
         for fault, (kind, sentence) in LASTING.items():
+            monkeypatch.setattr(store, "ANSWER_SECONDS", 0.1 if fault == "hangs" else ANSWER_SECONDS)
             here = cache_of(place, data.index, tmp_path / fault)
             proxy.play(fault, within=".jsonl")
             with pytest.raises(kind, match=sentence) as caught:
@@ -132,6 +133,9 @@ def test_a_store_that_is_gone_for_a_while_is_asked_again(tmp_path: Path) -> None
 
     gone = partial(Gone, tmp_path / "corpus")
     cache = ShardCache(tmp_path / "cache", 300, data.index, JsonLines(), gone, place="corpus", sleep=slept.append)
+    with pytest.raises(StorageUnavailable, match="it is gone"):
+        cache.fetch(2, ahead=True)  # nobody waits for its lock
+    assert slept == []
     cache.fetch(2)
     assert cache.holds(2)
     assert slept == [1, 2, 4, 8]

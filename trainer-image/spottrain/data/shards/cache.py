@@ -118,7 +118,10 @@ class ShardCache:
         return self._path(number).exists()
 
     def fetch(self, number: int, *, ahead: bool = False) -> None:
-        """Have a shard here. `ahead`: nothing waits for it yet.
+        """Have a shard here.
+
+        If the store does not answer, whoever needs the shard waits for five minutes. Fetching `ahead` does not: its
+        lock would add to that time.
 
         Raises:
             ShardDamaged: It is not what the index says.
@@ -130,12 +133,12 @@ class ShardCache:
                 return
             unpack = self._format.unpack(self._index.names[number])
             with self._room_for(number, is_packed=unpack is not None) as unfinished:
-                again_if_damaged(lambda: self._fill(number, unpack, unfinished), sleep=self._sleep)
+                again_if_damaged(lambda: self._fill(number, unpack, unfinished, ahead), sleep=self._sleep)
                 os.rename(unfinished[-1], self._path(number))
                 self.fetched.add(int(self._index.sizes[number]), late=not ahead)
 
     def _forget_other_boots(self) -> None:
-        """Drop shards from before a crash or restart of the node. Not all of their bytes need have come to the disk."""
+        """Drop shards from before a restart of the node. After a crash, not all of their bytes are on the disk."""
         noted, boot = self.folder / "boot", _boot()
         if not noted.exists() or noted.read_bytes() != boot:
             for path in self.folder.glob("*.shard"):
@@ -218,14 +221,14 @@ class ShardCache:
             return found
         return []
 
-    def _fill(self, number: int, unpack: Unpack | None, unfinished: Sequence[Path]) -> None:
-        self._read(number, unfinished[0])
+    def _fill(self, number: int, unpack: Unpack | None, unfinished: Sequence[Path], ahead: bool) -> None:
+        self._read(number, unfinished[0], is_patient=not ahead)
         if unpack is not None:
             self._unpack(number, unpack, *unfinished)
         if self._index.checksums[number] == UNKNOWN:
             self._check(number, unfinished[-1])
 
-    def _read(self, number: int, path: Path) -> None:
+    def _read(self, number: int, path: Path, *, is_patient: bool) -> None:
         """Read a shard into a file of its size, and verify it."""
         with path.open("r+b") as file:
             read_shard(
@@ -235,6 +238,7 @@ class ShardCache:
                 file,
                 place=self._place,
                 checksum=int(self._index.checksums[number]),
+                is_patient=is_patient,
                 sleep=self._sleep,
             )
 

@@ -80,7 +80,7 @@ def wanted(shards: Shards, upcoming: Iterator[int]) -> list[int]:
 def _run(shards: Shards, upcoming: Upcoming, step: c_longlong) -> None:
     StartWorker(None)(0)
     os.nice(5)
-    planned, plan = -1, list[int]()
+    planned, plan, said = -1, list[int](), ""
     while True:
         try:
             if (completed := step.value) != planned:
@@ -93,5 +93,7 @@ def _run(shards: Shards, upcoming: Upcoming, step: c_longlong) -> None:
                 continue
             shards.cache.fetch(missing, ahead=True)
         except (CheckpointError, ValueError) as error:
-            logger.warning("A shard could not be fetched ahead: %s", error)
+            if str(error) != said:
+                said = str(error)
+                logger.warning("A shard could not be fetched ahead: %s", said)
             time.sleep(_POLL_SECONDS * 50)

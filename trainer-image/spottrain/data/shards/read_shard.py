@@ -10,6 +10,7 @@ import mmap
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import BinaryIO
 
 from zlib_ng import zlib_ng
@@ -34,6 +35,7 @@ def read_shard(
     *,
     place: str,
     checksum: int = UNKNOWN,
+    is_patient: bool = True,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Read a shard, in parallel parts.
@@ -45,6 +47,7 @@ def read_shard(
         file: Takes them; it has that size already. Afterwards it is at its beginning.
         place: URI of the shards, for messages.
         checksum: CRC-32 of the bytes. UNKNOWN: the size alone is checked.
+        is_patient: Whether to wait for a store that does not answer.
         sleep: Waits so many seconds.
 
     Returns:
@@ -52,13 +55,14 @@ def read_shard(
 
     Raises:
         ShardDamaged: It is missing, or has another size or checksum.
-        StorageError: The store refuses it, or has not answered for five minutes.
+        StorageError: The store refuses it, or does not answer.
     """
     what = f"the shard {name} of {place}"
     try:
-        through_outages(lambda: _read_once(store(), name, size, file, what), sleep=sleep)
+        asked = partial(through_outages, is_patient=is_patient, sleep=sleep)
+        asked(lambda: _read_once(store(), name, size, file, what))
         if checksum == UNKNOWN:
-            through_outages(lambda: _check_end(store(), name, size, what), sleep=sleep)
+            asked(lambda: _check_end(store(), name, size, what))
     except ObjectNotFound as error:
         raise ShardDamaged(
             f"{what} is missing; put it back, or make the index again (`spottrain data index`), which begins another "

@@ -39,16 +39,17 @@ class ShardDamaged(CorruptCheckpoint):
 def through_outages(
     read: Callable[[], T],
     *,
+    is_patient: bool = True,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> T:
-    """What `read` returns. While the store does not answer, it is asked again.
+    """What `read` returns. While the store does not answer, it is asked again, if `is_patient`.
 
     Raises:
         StorageUnavailable: It has not answered for five minutes, also if each try takes its time.
         StorageError: What `read` raises otherwise.
     """
-    begin, pauses = clock(), iter(PAUSES)
+    begin, pauses = clock(), iter(PAUSES if is_patient else ())
     while True:
         try:
             return read()
