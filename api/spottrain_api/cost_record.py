@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from spottrain_api.settings.resource import StatusResource
-from spottrain_api.v1alpha1.spending import DayCost, PoolCost
+from spottrain_api.v1alpha1.spending import CauseCost, CostCause, DayCost, PoolCost
 
 COST_KIND = "TrainingJobCost"
 COST_PLURAL = "trainingjobcosts"
@@ -20,6 +20,9 @@ COST_PLURAL = "trainingjobcosts"
 DAYS_KEPT = 100
 # Pools of one day beyond these count as one without a name.
 MAX_POOLS = 32
+NOT_RECORDED = "not recorded"
+# Sums of many amounts may differ by so much.
+_NOTHING = 1e-6
 
 
 class CostRecord(StatusResource):
@@ -57,6 +60,33 @@ def add_pools(before: Iterable[PoolCost], charged: Iterable[PoolCost]) -> tuple[
         )
         for (kind, pool), parts in sorted(sums.items())
     )
+
+
+def add_causes(before: Iterable[CauseCost], charged: Iterable[CauseCost]) -> tuple[CauseCost, ...]:
+    """The sums by cause, in the order of the causes."""
+    sums: defaultdict[str, list[CauseCost]] = defaultdict(list)
+    for each in (*before, *charged):
+        sums[each.cause].append(each)
+    known = [cause.value for cause in CostCause]
+    return tuple(
+        CauseCost(
+            cause=cause,
+            total=sum(each.total for each in sums[cause]),
+            on_demand_only=sum(each.on_demand_only for each in sums[cause]),
+        )
+        for cause in (*known, *(each for each in sums if each not in known))
+        if cause in sums
+    )
+
+
+def all_causes(causes: Iterable[CauseCost], pools: Iterable[PoolCost]) -> tuple[CauseCost, ...]:
+    """The causes, which add up to the cost of the pools: what an older version recorded has none."""
+    known, paid = tuple(causes), tuple(pools)
+    rest = sum(each.total for each in paid) - sum(each.total for each in known)
+    alone = sum(each.on_demand_only for each in paid) - sum(each.on_demand_only for each in known)
+    if rest <= _NOTHING:
+        return known
+    return (*known, CauseCost(cause=NOT_RECORDED, total=rest, on_demand_only=max(0.0, alone)))
 
 
 def merge_days(recorded: Iterable[DayCost], newer: Iterable[DayCost], keep: int = DAYS_KEPT) -> tuple[DayCost, ...]:

@@ -8,28 +8,39 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spottrain_api.cost_record import DAYS_KEPT, CostRecord, merge_days
+from spottrain_api.cost_record import DAYS_KEPT, CostRecord, all_causes, merge_days
 from spottrain_api.v1alpha1.spending import DayCost
 from spottrain_cli.api_access import UserError
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_runtime.wording import listed
 
 KEYS = ("namespace", "job", "day", "type", "pool")
-HEADINGS = {"namespace": "Namespace", "job": "Job", "day": "Day", "type": "Capacity type", "pool": "Pool"}
+# What only rows without a type and a pool can be of, as causes are recorded for all nodes of a job and day.
+CAUSE = "cause"
+HEADINGS = {
+    "cause": "Cause",
+    "namespace": "Namespace",
+    "job": "Job",
+    "day": "Day",
+    "type": "Capacity type",
+    "pool": "Pool",
+}
 _DAYS = re.compile(r"([1-9][0-9]*)d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Money that nodes of one job, day, capacity type and pool have cost.
+    """Money that nodes of one job, day, capacity type and pool have cost, or those of one job and day for one cause.
 
     Attributes:
+        cause: Empty in a row of a type and pool.
         pool: Empty if the job has no pools.
         on_demand_only: What as many on-demand nodes would have cost; 0 if their price isn't known.
         list_prices_of: Date of the list prices in it. None: its prices are the job's own.
@@ -39,8 +50,9 @@ class Spent:
     job: str
     uid: str
     day: date
-    type: str
-    pool: str
+    type: str = ""
+    pool: str = ""
+    cause: str = ""
     currency: str
     cost: float
     on_demand_only: float
@@ -88,11 +100,20 @@ def first_day(since: str, today: date) -> date:
     return first
 
 
-def spent(records: Iterable[tuple[str, CostRecord]], jobs: Iterable[JobSnapshot], first: date) -> list[Spent]:
-    """What jobs cost since a day.
+def spent(
+    records: Iterable[tuple[str, CostRecord]], jobs: Iterable[JobSnapshot], first: date, by: Sequence[str] = ()
+) -> list[Spent]:
+    """What jobs cost since a day, by capacity type and pool, or by cause if that is asked for.
 
     The status of a job that exists is newer than its record.
+
+    Raises:
+        UserError: By cause and by type or pool: what one pool's nodes cost for a cause is not recorded.
     """
+    if CAUSE in by and {"type", "pool"}.intersection(by):
+        raise UserError(
+            "--by cause: causes are recorded by job and day, not by type and pool. Ask for these on their own."
+        )
     names: dict[tuple[str, str], str] = {}
     days: dict[tuple[str, str], tuple[DayCost, ...]] = {}
     for namespace, record in records:
@@ -107,18 +128,26 @@ def spent(records: Iterable[tuple[str, CostRecord]], jobs: Iterable[JobSnapshot]
             job=names[key],
             uid=key[1],
             day=each.day,
-            type=pool.capacity_type,
-            pool=pool.pool,
             currency=each.currency,
-            cost=pool.total,
-            on_demand_only=pool.on_demand_only,
             list_prices_of=each.list_prices_of,
+            **part,
         )
         for key in sorted(names, key=lambda key: (key[0], names[key], key[1]))
         for each in days[key]
         if each.day >= first
-        for pool in each.pools
+        for part in (_by_cause(each) if CAUSE in by else _by_pool(each))
     ]
+
+
+def _by_pool(day: DayCost) -> Iterator[dict[str, Any]]:
+    for each in day.pools:
+        amounts = {"cost": each.total, "on_demand_only": each.on_demand_only}
+        yield {"type": each.capacity_type, "pool": each.pool} | amounts
+
+
+def _by_cause(day: DayCost) -> Iterator[dict[str, Any]]:
+    for each in all_causes(day.causes, day.pools):
+        yield {"cause": each.cause, "cost": each.total, "on_demand_only": each.on_demand_only}
 
 
 def sums(costs: Iterable[Spent], by: Sequence[str]) -> list[Sum]:

@@ -22,7 +22,7 @@ from rich.text import Text
 from spottrain_api.v1alpha1.status import FINISHED_PHASES, Phase
 from spottrain_cli.api_access import UserError, answers
 from spottrain_cli.checkpoints import checkpoints
-from spottrain_cli.cost import KEYS, cost_json, cost_table, first_day, spent, today
+from spottrain_cli.cost import CAUSE, KEYS, cost_json, cost_table, first_day, spent, today
 from spottrain_cli.data import data
 from spottrain_cli.job_view import JobReader, JobSnapshot, now, unseen_sentence
 from spottrain_cli.live_view import duration, job_view, loss_text, speed_text
@@ -120,8 +120,9 @@ def status(job: str | None, watch: bool, all_namespaces: bool, namespace: str | 
 @click.option(
     "--by",
     multiple=True,
-    type=click.Choice(KEYS),
-    help="What each row is of; may be given several times. Default: job, type and pool.",
+    type=click.Choice((*KEYS, CAUSE)),
+    help="What each row is of; may be given several times, but cause not with type or pool. "
+    "Default: job, type and pool.",
 )
 @click.option(
     "-o",
@@ -149,7 +150,7 @@ def cost(
     first = first_day(since, today())
     reader = JobReader(kubeconfig, namespace)
     listed = None if all_namespaces else reader.namespace
-    costs = spent(reader.cost_records(listed), reader.jobs(listed), first)
+    costs = spent(reader.cost_records(listed), reader.jobs(listed), first, by)
     if output == "json":
         click.echo(cost_json(costs, by or KEYS, first))
     else:

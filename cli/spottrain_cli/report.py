@@ -5,11 +5,13 @@ It is made from a snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 import jinja2
 
+from spottrain_api.cost_record import NOT_RECORDED, all_causes
+from spottrain_api.v1alpha1.spending import CostCause
 from spottrain_api.v1alpha1.status import TrainingJobStatus, Transition
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import duration, loss_text, money, seconds
@@ -28,6 +30,17 @@ TIME_PARTS = {
     "capacity_seconds": "Waiting for nodes",
     "suspended_seconds": "Suspended",
     "unreported_seconds": "A script that does not report its steps",
+}
+
+# What nodes cost money for, as the report names it.
+COST_CAUSES: Mapping[str, str] = {
+    CostCause.TRAINING: "Steps",
+    CostCause.REDONE: "Steps that were made again after a loss",
+    CostCause.START: "Starts and ends of generations",
+    CostCause.CAPACITY: "Waiting for nodes.min nodes",
+    CostCause.IDLE: "Nodes in no generation",
+    CostCause.FALLBACK: "What on-demand nodes cost more than the spot nodes for which they stood in",
+    NOT_RECORDED: "Before causes were recorded",
 }
 
 # A stretch in the picture of throughput takes at least this share of the job's time.
@@ -53,13 +66,12 @@ TEMPLATE = """<!doctype html>
 {% endfor %}</div>
 {% for title, note, picture in pictures %}<h2>{{ title }}</h2><p class="sub">{{ note }}</p>{{ picture|safe }}
 {% endfor %}
-{% if parts %}<h2>What time and money went into</h2>
-<p class="sub">Since the first generation's start. Money is shared out by time, as if the number of nodes had always
-been the same; a suspended job holds none. What nodes cost that waited for that start is shared out, too.</p>
-<table><tr><th>Went into</th><th class="n">Time</th><th class="n">Share</th><th class="n">Money, about</th></tr>
-{% for row in parts %}<tr><td>{{ row[0] }}</td>{% for cell in row[1:] %}<td class="n">{{ cell }}</td>{% endfor %}</tr>
+{% for title, note, unit, rows in parts if rows %}<h2>{{ title }}</h2>
+<p class="sub">{{ note }}</p>
+<table><tr><th>Went into</th><th class="n">{{ unit }}</th><th class="n">Share</th></tr>
+{% for row in rows %}<tr><td>{{ row[0] }}</td>{% for cell in row[1:] %}<td class="n">{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</table>
-{% endif -%}
+{% endfor -%}
 <h2>Notices, losses and other changes of members</h2>
 <p class="sub">The newest fifty. A notice that was taken back before the job acted on it, and a recommendation to
 move, change no members and are not listed.</p>
@@ -86,7 +98,15 @@ def html_report(job: JobSnapshot, at: datetime) -> str:
         took=duration(ended - job.created_at),
         tiles=list(_tiles(job, speed)),
         pictures=list(pictures(job, speed, ended)) if len(job.history) > 1 else [],
-        parts=list(_time_and_money(job.status)),
+        parts=[
+            ("What the time went into", "Since the first generation's start.", "Time", list(_time(job.status))),
+            (
+                "What the money went into",
+                "What nodes did while they were paid for.",
+                "Money",
+                list(_money(job.status)),
+            ),
+        ],
         rows=[_change(job, transition) for transition in job.status.transitions],
     )
 
@@ -132,24 +152,29 @@ def outcome(transition: Transition) -> str:
     return resumed
 
 
-def _time_and_money(status: TrainingJobStatus) -> Iterator[tuple[str, ...]]:
-    """What the job's time went into, the largest part first.
-
-    Each row has cause, time, share and money.
-    """
+def _time(status: TrainingJobStatus) -> Iterator[tuple[str, str, str]]:
+    """What the job's time went into, the largest part first, with its share."""
     if status.time is None:
         return
     parts = {name: getattr(status.time, name) for name in TIME_PARTS}
     whole = sum(parts.values())
-    paid = whole - status.time.suspended_seconds
     for name, spent in sorted(parts.items(), key=lambda item: -item[1]):
-        if spent < whole / 10_000 or not spent:
-            continue
-        cost = "–"
-        if status.cost is not None and paid > 0:
-            share = 0.0 if name == "suspended_seconds" else spent / paid
-            cost = money(status.cost.total * share, status.cost.currency)
-        yield TIME_PARTS[name], seconds(spent), f"{spent / whole:.1%}", cost
+        if spent >= whole / 10_000 and spent:
+            yield TIME_PARTS[name], seconds(spent), f"{spent / whole:.1%}"
+
+
+def _money(status: TrainingJobStatus) -> Iterator[tuple[str, str, str]]:
+    """What the job's money went into, the largest part first, with its share."""
+    cost = status.cost
+    causes = all_causes(cost.causes, cost.pools) if cost is not None else ()
+    whole = sum(each.total for each in causes)
+    for each in sorted(causes, key=lambda cause: -cause.total):
+        if cost is not None and each.total > 0:
+            yield (
+                COST_CAUSES.get(each.cause, each.cause),
+                money(each.total, cost.currency),
+                f"{each.total / whole:.1%}",
+            )
 
 
 def _tiles(job: JobSnapshot, speed: Throughput) -> Iterator[tuple[str, str]]:

@@ -41,6 +41,9 @@ def test_all_spot_nodes_go_at_once_and_come_back_twenty_times(notice: float) -> 
     assert world.status.steps_redone == redone <= (TIMES * PACE.commit_every if notice == 0 else 0)
     assert world.status.cost is not None
     assert round(world.status.cost.total, 2) == round(world.bill, 2), world.story()
+    causes = {each.cause: each.total for each in world.status.cost.causes}
+    assert sum(causes.values()) == pytest.approx(world.status.cost.total)
+    assert set(causes) == {"Training", "Start", "Idle"} | ({"Redone"} if redone else set())
     assert not world.problems, world.story()
 
 

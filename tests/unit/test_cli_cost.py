@@ -98,6 +98,25 @@ def test_rows_are_of_what_the_user_asks_for(options: list[str], expected: list[l
     assert [row[:2] for row in rows(tmp_path, *options)] == expected
 
 
+def test_what_money_went_into_adds_up_to_the_cost(tmp_path: Path) -> None:
+    """Days that were recorded without causes count as such."""
+    day = of_day(ago(0), ("spot", "", 2.0), ("on-demand", "", 3.0), alone=1.0)
+    parts = [("Training", 3.0, 4.0), ("Fallback", 1.0, 0.0)]
+    day["causes"] = [{"cause": name, "total": total, "onDemandOnly": alone} for name, total, alone in parts]
+    kept = CostRecord.model_validate({"job": "gpt", "uid": "1", "days": [day, of_day(ago(1), ("spot", "", 4.0))]})
+    costs = spent([("team-a", kept)], [], first_day("7d", today()), ["cause"])
+    rows = json.loads(cost_json(costs, ["job", "cause"], TODAY))["costs"]
+    assert [(row["job"], row["cause"], row["cost"]) for row in rows] == [
+        ("gpt", "Fallback", 1.0),
+        ("gpt", "Training", 3.0),
+        ("gpt", "not recorded", 5.0),
+    ]
+    assert rows[1]["onDemandOnly"] == 4.0
+    refused = cost(tmp_path, "--by", "cause", "--by", "pool")
+    assert refused.exit_code != 0
+    assert "causes are recorded by job and day" in " ".join(refused.output.split())
+
+
 def test_amounts_of_two_currencies_are_not_added(tmp_path: Path) -> None:
     answer = json.loads(cost(tmp_path, "-A", "--since", "1d", "-o", "json").output)
     assert answer["since"] == ago(0)

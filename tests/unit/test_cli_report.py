@@ -13,7 +13,7 @@ import pytest
 
 from job_snapshots import SPEC, START, at, history_point, snapshot
 from spottrain_api.history import MAX_POINTS, HistoryPoint
-from spottrain_api.v1alpha1.spending import CostStatus, TimeStatus
+from spottrain_api.v1alpha1.spending import CauseCost, CostStatus, PoolCost, TimeStatus
 from spottrain_api.v1alpha1.status import Phase, TrainingJobStatus, Transition
 from spottrain_cli.job_view import JobSnapshot
 from spottrain_cli.live_view import money
@@ -43,19 +43,35 @@ def test_the_cost_is_not_compared_with_on_demand_nodes_of_no_price() -> None:
     assert "saved" not in page
 
 
-def test_the_report_says_what_time_and_money_went_into() -> None:
+def test_the_report_says_what_the_time_went_into() -> None:
     spent = TimeStatus(
         until=at(20), productive_seconds=12.0, restart_seconds=4.0, suspended_seconds=4.0, redone_seconds=0.0001
     )
     job = snapshot()
-    page = html_report(replace(job, status=job.status.model_copy(update={"time": spent})), at(20))
-    rows = [re.findall(r">([^<]+)</td>", "<td>" + row.split("</tr>")[0]) for row in page.split("<tr><td>")[1:4]]
-    assert rows[0] == ["Lasting steps", "12s", "60.0%", "0.3750 EUR"]
-    assert rows[1][1:] == ["4s", "20.0%", "0.1250 EUR"]
-    assert rows[2] == ["Suspended", "4s", "20.0%", "0.0000 EUR"]
-    assert "made again" not in page
-    assert "What nodes cost that waited for that start is shared out, too." in page
-    assert "What time and money went into" not in html_report(job, at(20))
+    rows = table(replace(job, status=job.status.model_copy(update={"time": spent})), "What the time went into")
+    assert rows[0] == ["Lasting steps", "12s", "60.0%"]
+    assert rows[1][1:] == ["4s", "20.0%"]
+    assert rows[2] == ["Suspended", "4s", "20.0%"]
+    assert len(rows) == 3, "what is less than a tenth of a thousandth is left out"
+    assert "What the time went into" not in html_report(job, at(20))
+
+
+def test_the_report_says_what_the_money_went_into() -> None:
+    """The parts add up to the cost, also if a part was recorded without a cause."""
+    causes = (CauseCost(cause="Training", total=0.6), CauseCost(cause="Fallback", total=0.15))
+    pools = (PoolCost(capacity_type="spot", total=1.0),)
+    job = snapshot()
+    status = job.status.model_copy(update={"cost": CostStatus(total=1.0, currency="EUR", causes=causes, pools=pools)})
+    assert table(replace(job, status=status), "What the money went into") == [
+        ["Steps", "0.6000 EUR", "60.0%"],
+        ["Before causes were recorded", "0.2500 EUR", "25.0%"],
+        ["What on-demand nodes cost more than the spot nodes for which they stood in", "0.1500 EUR", "15.0%"],
+    ]
+
+
+def table(job: JobSnapshot, title: str) -> list[list[str]]:
+    section = html_report(job, at(20)).split(f"<h2>{title}</h2>")[1].split("</table>")[0]
+    return [re.findall(r">([^<]+)</td>", row) for row in section.split("<tr>")[2:]]
 
 
 def tiles(page: str) -> dict[str, str]:

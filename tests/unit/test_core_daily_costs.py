@@ -7,11 +7,11 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from scene import NOW, Scene, commit, training_job
-from spottrain_api.contract.assignments import AgentPhase
+from scene import NOW, Scene, commit, pod, training_job, waiting_job
+from spottrain_api.contract.assignments import AgentPhase, CapacityType
 from spottrain_api.cost_record import MAX_POOLS, add_pools, merge_days, record_name
 from spottrain_api.v1alpha1.spending import CostStatus, DayCost, PoolCost
-from spottrain_api.v1alpha1.status import Phase
+from spottrain_api.v1alpha1.status import Phase, ProgressStatus, Transition
 from spottrain_operator.core.facts.daily_costs import DAYS_IN_STATUS, Charge, add_charges, parts_by_day
 
 PRICES = {"onDemand": {"min": 2, "pricePerHour": 3.0}, "spot": {"pricePerHour": 1.0}}
@@ -72,6 +72,53 @@ def seldom_recorded() -> Scene:
         scene = scene.pod(sequence, scheduled_at=NOW - timedelta(hours=1))
     timing = replace(scene.observed.timing, record_interval=3600.0)
     return replace(scene, observed=replace(scene.observed, timing=timing)).decided()
+
+
+def causes(scene: Scene) -> dict[str, float]:
+    """What half an hour from now will have cost, by cause."""
+    timing = replace(scene.observed.timing, record_interval=1800.0)
+    scene = replace(scene, observed=replace(scene.observed, timing=timing)).status(accounted_at=NOW, cost=None)
+    for sequence in (each.sequence for each in scene.observed.pods):
+        scene = scene.pod(sequence, scheduled_at=NOW - timedelta(hours=1))
+    cost = scene.later(1800).plan().status.cost
+    assert cost is not None
+    assert sum(each.total for each in cost.causes) == pytest.approx(cost.total)
+    assert sum(each.on_demand_only for each in cost.causes) == pytest.approx(cost.on_demand_only)
+    assert cost.causes == cost.days[0].causes
+    return {each.cause: round(each.total, 6) for each in cost.causes}
+
+
+STAND_INS = {"onDemand": {"min": 1, "pricePerHour": 3.0}, "spot": {"pricePerHour": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("scene", "expected"),
+    [
+        (training_job(capacity=PRICES), {"Training": 4.0}),
+        (training_job(capacity=PRICES).status(phase=Phase.STARTING), {"Start": 4.0}),
+        (training_job(capacity=PRICES).status(phase=Phase.DRAINING), {"Start": 4.0}),
+        (
+            training_job(capacity=PRICES).with_pod(pod(5, capacity_type=CapacityType.SPOT)),
+            {"Training": 4, "Idle": 0.5},
+        ),
+        (training_job(capacity=STAND_INS), {"Training": 3.0, "Fallback": 1.0}),
+        (waiting_job(4, capacity=PRICES), {"Start": 4.0}),
+        (waiting_job(4, capacity=PRICES, nodes={"min": 5, "max": 5}), {"Capacity": 4.0}),
+        (waiting_job(4, capacity=PRICES).status(phase=Phase.SUSPENDED), {"Idle": 4.0}),
+    ],
+    ids=["trains", "starts", "drains", "one waits", "one stands in", "first start", "too few", "suspended"],
+)
+def test_each_node_costs_money_for_what_it_did(scene: Scene, expected: dict[str, float]) -> None:
+    assert causes(scene) == expected
+
+
+def test_steps_that_are_made_again_cost_money_again() -> None:
+    """The job had made 80 steps before a loss, and has made 50 of them now."""
+    lost = Transition(generation=0, reason="NodeLost", at=NOW, last_step=80, world_size_before=4)
+    progress = ProgressStatus(step=50, last_step_at=NOW)
+    assert causes(training_job(capacity=PRICES).status(transitions=(lost,), progress=progress)) == {"Redone": 4.0}
+    past = ProgressStatus(step=80, last_step_at=NOW)
+    assert causes(training_job(capacity=PRICES).status(transitions=(lost,), progress=past)) == {"Training": 4.0}
 
 
 def test_a_node_that_is_gone_is_paid_for_up_to_the_pass_that_sees_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date, datetime
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
@@ -73,6 +74,37 @@ class PoolCost(StatusResource):
     ] = 0.0
 
 
+class CostCause(StrEnum):
+    """What a node cost money for.
+
+    - Training: it made steps.
+    - Redone: it made steps again that were lost.
+    - Start: its generation started or ended: pulls, drain, commit, resume.
+    - Capacity: it waited, as the job had fewer than nodes.min nodes.
+    - Idle: it was up for no generation: to join one, as a replacement, or until its pod had ended.
+    - Fallback: what on-demand nodes cost more than the spot nodes for which they stood in.
+    """
+
+    TRAINING = "Training"
+    REDONE = "Redone"
+    START = "Start"
+    CAPACITY = "Capacity"
+    IDLE = "Idle"
+    FALLBACK = "Fallback"
+
+
+class CauseCost(StatusResource):
+    """Money that nodes have cost for one cause."""
+
+    cause: Annotated[
+        str, Field(description="What for: Training, Redone, Start, Capacity, Idle, or Fallback for the higher price.")
+    ]
+    total: Annotated[float, Field(description="Cost for it so far, in the currency of the cost.")] = 0.0
+    on_demand_only: Annotated[
+        float, Field(description="Cost of as many on-demand nodes for the same time, in the currency of the cost.")
+    ] = 0.0
+
+
 class DayCost(StatusResource):
     """Money that nodes have cost on one day."""
 
@@ -80,6 +112,9 @@ class DayCost(StatusResource):
     currency: Annotated[str, Field(description="ISO 4217 code of the currency.")] = "USD"
     pools: Annotated[
         tuple[PoolCost, ...], Field(description="The parts of that day's cost, by capacity type and pool.")
+    ] = ()
+    causes: Annotated[
+        tuple[CauseCost, ...], Field(description="The same cost by cause. What older versions recorded has none.")
     ] = ()
     list_prices_of: Annotated[
         date | None, Field(description="Date of the list prices in it, as the job gave no prices.")
@@ -98,6 +133,9 @@ class CostStatus(StatusResource):
     display: Annotated[str, Field(description="Cost and what spot saved, as `kubectl get` shows them.")] = ""
     pools: Annotated[
         tuple[PoolCost, ...], Field(description="The parts of the total, by capacity type and pool.")
+    ] = ()
+    causes: Annotated[
+        tuple[CauseCost, ...], Field(description="The total by cause. What older versions recorded has none.")
     ] = ()
     days: Annotated[
         tuple[DayCost, ...],

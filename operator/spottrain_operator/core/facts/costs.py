@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from spottrain_api.contract.assignments import CapacityType
-from spottrain_api.cost_record import add_pools
+from spottrain_api.cost_record import add_causes, add_pools
 from spottrain_api.list_prices import LIST_CURRENCY, list_price
 from spottrain_api.v1alpha1.capacity import Capacity, Pool, PoolType
 from spottrain_api.v1alpha1.spending import CostStatus, PoolCost
+from spottrain_operator.core.facts.cost_causes import cause_of, stand_ins
 from spottrain_operator.core.facts.daily_costs import Charge, add_charges, list_prices_of, parts_by_day
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.model import HeldNode
@@ -120,6 +121,7 @@ def _cost_now(situation: Situation) -> CostStatus | None:
         on_demand_only=before.on_demand_only + sum(each.on_demand_only for each in costs),
         currency=capacity.currency,
         pools=_by_pool(capacity, before.pools, costs),
+        causes=add_causes(before.causes, (part for each in charges for part in each.causes)),
         days=add_charges(before.days, charges, capacity.currency),
         list_prices_of=list_prices_of(before.list_prices_of, charges),
     )
@@ -127,11 +129,13 @@ def _cost_now(situation: Situation) -> CostStatus | None:
 
 def _charges(situation: Situation, since: datetime, now: datetime) -> list[Charge]:
     """What each node cost that the job's pods hold, or held up to now, by day."""
-    charges = []
+    charges, instead = [], stand_ins(situation)
+    spot = price(situation.spec.capacity, CapacityType.SPOT, None)
     for held in (*situation.held, *situation.given_back):
         paid = node_price(situation.spec.capacity, held)
         if paid is None:
             continue
+        extra = max(0.0, paid.own - spot) if spot is not None and held.pod.uid in instead else 0.0
         for day, seconds in parts_by_day(max(since, held.pod.placed_at), now):
             hours = seconds / _SECONDS_PER_HOUR
             cost = PoolCost(
@@ -140,7 +144,8 @@ def _charges(situation: Situation, since: datetime, now: datetime) -> list[Charg
                 total=hours * paid.own,
                 on_demand_only=hours * paid.on_demand,
             )
-            charges.append(Charge(day=day, cost=cost, at_list_price=paid.listed))
+            cause = cause_of(situation, held.pod.uid)
+            charges.append(Charge(day=day, cost=cost, cause=cause, extra=hours * extra, at_list_price=paid.listed))
     return charges
 
 
