@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from forked_programs import run_forked
 from object_stores import JobStore
 from spottrain.data.audit import read_audit
 from spottrain_api.contract.reports import Progress
@@ -36,11 +35,12 @@ FEW = (
 
 
 @pytest.mark.timeout(900)
-def test_no_commit_is_lost_or_torn_wherever_a_writer_is_killed(job_store: JobStore, draw: random.Random) -> None:
+def test_no_commit_is_lost_or_torn_wherever_a_writer_is_killed(
+    job_store: JobStore, draw: random.Random, fork: Any
+) -> None:
     environment = {**os.environ, **job_store.environment, "TEST_ENDPOINT": job_store.endpoint_url or ""}
-    environment["PYTHONPATH"] = str(SCRIPT.parents[1])
-    command = [sys.executable, str(SCRIPT), job_store.uri, str(POINTS), str(draw.randrange(2**31))]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=880, check=False)
+    arguments = job_store.uri, str(POINTS), str(draw.randrange(2**31))
+    ended = run_forked(fork, SCRIPT, *arguments, environment=environment, seconds=880)
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     count = json.loads(ended.stdout.splitlines()[-1])

@@ -6,14 +6,14 @@ What is written there is lost, and nothing else.
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lone_member
+from forked_programs import run_forked
 from full_disk import fill_disk
 from spottrain_agent import generation_run
 from spottrain_agent.generation_run import GenerationRun
@@ -63,8 +63,13 @@ def test_a_risk_that_cannot_be_shown_is_logged_once(run: GenerationRun, caplog: 
 
 # A folder in a file's place refuses the file as a full disk does.
 WORKER = """
+import multiprocessing
 from spottrain_agent.worker import Console, run_worker
-run_worker(Entrypoint(script=str(folder / "train.py")), folder, Console.redirect(folder / "torchrun.log"))
+arguments = (Entrypoint(script=str(folder / "train.py")), folder, Console.redirect(folder / "torchrun.log"))
+worker = multiprocessing.get_context("fork").Process(target=run_worker, args=arguments)
+worker.start()
+worker.join()
+sys.exit(worker.exitcode)
 """
 LAUNCHER = """
 from spottrain_agent import launcher
@@ -79,10 +84,13 @@ sys.exit(launcher.run_launcher(request))
 @pytest.mark.parametrize(
     ("program", "name"), [(WORKER, "ended-0.json"), (LAUNCHER, "launcher.json")], ids=["worker", "torchrun"]
 )
-def test_an_end_that_cannot_be_written_is_that_of_the_exit_code(program: str, name: str, tmp_path: Path) -> None:
+def test_an_end_that_cannot_be_written_is_that_of_the_exit_code(
+    program: str, name: str, fork: Any, tmp_path: Path
+) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / "train.py").write_text("print('done')")
     head = "import pathlib, sys\nfrom spottrain_api.settings.entrypoint import Entrypoint\n"
-    head += "folder = pathlib.Path(sys.argv[1])\nimport os\nos.environ['LOCAL_RANK'] = '0'\n"
-    done = subprocess.run([sys.executable, "-c", head + program, tmp_path], check=False)
-    assert done.returncode == 0
+    head += "folder = pathlib.Path(sys.argv[1])\n"
+    (tmp_path / "program.py").write_text(head + program)
+    done = run_forked(fork, tmp_path / "program.py", str(tmp_path), environment={"LOCAL_RANK": "0"})
+    assert done.returncode == 0, done.stderr

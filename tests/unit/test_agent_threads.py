@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lone_member
+from forked_programs import run_forked
 from spottrain_agent import threads
 from spottrain_agent.generation_run import GenerationRun
 from spottrain_agent.threads import ENV_THREADS, share_of_quota
@@ -53,17 +52,12 @@ def test_ranks_are_given_their_share_unless_the_job_sets_a_number(
     assert run._environment().get(ENV_THREADS) == wanted
 
 
-def test_a_rank_computes_with_that_number_although_the_zygote_has_one() -> None:
+def test_a_rank_computes_with_that_number_although_the_zygote_has_one(fork: Any, tmp_path: Path) -> None:
     """OpenMP reads the variable when torch is imported."""
-    script = (
+    script = tmp_path / "rank.py"
+    script.write_text(
         "import os, torch; from spottrain_agent.threads import use_threads; before = torch.get_num_threads();"
         f"os.environ['{ENV_THREADS}'] = '3'; use_threads(); print(before, torch.get_num_threads())"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {ENV_THREADS: "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    ran = run_forked(fork, script)
     assert ran.stdout.split() == ["1", "3"]
