@@ -66,11 +66,11 @@ def newest_manifest(uri: str, endpoint_url: str | None = None) -> Manifest:
     return read_manifest(storage, head.newest)
 
 
-def test_fsdp_saved_by_4_ranks_loads_bit_for_bit_at_any_world_size(ranks: Ranks, tmp_path: Path) -> None:
+def test_fsdp_saved_by_3_ranks_loads_bit_for_bit_at_other_world_sizes(ranks: Ranks, tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/store"
-    ranks.run("save", 4, 1, uri, tmp_path / "ranks")
-    for generation, world_size in enumerate((1, 2, 3, 4), start=2):
-        ranks.run("load", world_size, generation, uri, tmp_path / "ranks", TEST_SAVED_BY="4")
+    ranks.run("save", 3, 1, uri, tmp_path / "ranks")
+    for generation, world_size in enumerate((1, 2, 4), start=2):
+        ranks.run("load", world_size, generation, uri, tmp_path / "ranks", TEST_SAVED_BY="3")
 
 
 def test_fsdp_on_s3_from_2_ranks_to_3(
