@@ -232,7 +232,7 @@ class SpottrainTrainer(Trainer):
         if asked:
             raise UserError(
                 f"{', '.join(asked)} of TrainingArguments can't be followed: batches and the order of the samples "
-                "are the job's (batch, seed), and run on from one epoch into the next; leave it out"
+                "are the job's (batch, seed), and an epoch has all of them; leave it out"
             )
 
     def _loader(self) -> dict[str, Any]:
