@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
-import spottrain.loop.session as session_module
+import spottrain.loop.joined as joined_module
 from spottrain.world.launch import Groups, Launch, join_world
 from spottrain.world.listener import Rounds, StoreRounds, rounds_of
 
@@ -36,8 +36,8 @@ def run_sessions(cases: Iterable[tuple[str, Callable[[], None]]]) -> dict[str, d
         found[name] = {"refused": sentence}
 
     with (
-        patch.object(session_module, "join_world", join_once),
-        patch.object(session_module, "rounds_of", rounds_of_case),
+        patch.object(joined_module, "join_world", join_once),
+        patch.object(joined_module, "rounds_of", rounds_of_case),
         patch.object(dist, "destroy_process_group"),
         patch("spottrain.loop.entry.logs.say", said),
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,19 +18,18 @@ from spottrain.data.order import DataOrder
 from spottrain.data.own_data import OwnData
 from spottrain.data.rank_data import RankData
 from spottrain.data.streams.marks import StreamMarks
-from spottrain.engines.engine import Engine
+from spottrain.engines.blocks import find_blocks, prepare_blocks
+from spottrain.engines.engine import Engine, EngineConfig
+from spottrain.engines.precision import DTYPES
 from spottrain.loop.build import Built
+from spottrain.loop.joined import Joined
 from spottrain.loop.stability import StabilityGuard
 from spottrain.loop.training import Training
 from spottrain.recovery.by_rank import RankPart
-from spottrain.recovery.interval import CommitInterval
-from spottrain.recovery.open_store import OpenedStore
 from spottrain.recovery.recovery import Recovery
 from spottrain.recovery.script_parts import Stateful
 from spottrain.recovery.training_state import ORDER, STABILITY, STREAMS, TrainingState
 from spottrain.world.failures import as_user_errors
-from spottrain.world.launch import Groups, Launch
-from spottrain.world.rank_context import RankContext
 from spottrain_api.contract.configuration import TrainerConfig
 from spottrain_api.contract.names import ENV_AUDIT_DIR
 from spottrain_planner.batch_sizes import sizes_that_differ
@@ -52,20 +51,12 @@ class Assembly:
 
     Attributes:
         config: The job's settings.
-        launch: This rank's place in the world.
-        groups: The process groups.
-        store: The checkpoints, as this rank has opened them.
-        interval: How often to commit.
-        context: The rank's ways to reach the other ranks and the agent.
+        joined: This rank in the world of its generation.
         built: The model that `Session.build` made; None if the script made its own.
     """
 
     config: TrainerConfig
-    launch: Launch
-    groups: Groups
-    store: OpenedStore
-    interval: CommitInterval
-    context: RankContext
+    joined: Joined
     built: Built | None
 
     @property
@@ -79,9 +70,30 @@ class Assembly:
             return BatchPlan(
                 global_batch=self.config.batch.global_,
                 micro_batch=self.config.batch.micro,
-                world_size=self.launch.world_size,
+                world_size=self.joined.launch.world_size,
                 multiple_of=self.config.batch.multiple_of,
             )
+
+    def engine_config(self, **how: Any) -> EngineConfig:
+        """The job's settings for an engine. `how` are further fields of EngineConfig."""
+        return EngineConfig(
+            device=self.joined.launch.device,
+            plan=self.batch_plan,
+            local_world_size=self.joined.launch.local_world_size,
+            precision=DTYPES[self.config.precision],
+            fsdp=self.config.fsdp,
+            deepspeed=self.config.deepspeed,
+            **how,
+        )
+
+    def prepare_blocks(self, model: nn.Module, wrap: Collection[type[nn.Module]] | None) -> None:
+        """Compile and recompute the blocks of a model, as the job says."""
+        prepare_blocks(
+            model,
+            find_blocks(model, wrap),
+            compiled=self.config.compile,
+            checkpointed=self.config.activation_checkpointing,
+        )
 
     def training_with_data(
         self,
@@ -122,10 +134,10 @@ class Assembly:
             data=data,
             order=order,
             plan=plan,
-            rank=self.launch.rank,
+            rank=self.joined.launch.rank,
             generation=self.config.generation,
             attempt=self.config.attempt_id,
-            local_world_size=self.launch.local_world_size,
+            local_world_size=self.joined.launch.local_world_size,
             open_audit=self._open_audit if os.environ.get(ENV_AUDIT_DIR) else None,
             **how,
         )
@@ -156,24 +168,24 @@ class Assembly:
                 **state,
             ),
             data=data,
-            context=self.context,
+            context=self.joined.context,
             recovery=Recovery.build(
-                self.store,
-                self.interval,
-                launch=self.launch,
-                groups=self.groups,
-                reporter=self.context.reporter,
+                self.joined.store,
+                self.joined.interval,
+                launch=self.joined.launch,
+                groups=self.joined.groups,
+                reporter=self.joined.context.reporter,
             ),
             guard=guard,
         )
-        self.context.reporter.milestone("prepared")
+        self.joined.context.reporter.milestone("prepared")
         return training
 
     def world_sizes(self) -> tuple[int, int]:
         """The smallest and the largest number of ranks that the job may have."""
         return (
-            self.config.min_world_size or self.launch.world_size,
-            self.config.max_world_size or self.launch.world_size,
+            self.config.min_world_size or self.joined.launch.world_size,
+            self.config.max_world_size or self.joined.launch.world_size,
         )
 
     def _stream_marks(self, marks: StreamMarks | None) -> dict[str, RankPart]:
@@ -181,8 +193,8 @@ class Assembly:
             return {}
         part = RankPart(
             part=marks,
-            rank=self.launch.rank,
-            world_size=self.launch.world_size,
+            rank=self.joined.launch.rank,
+            world_size=self.joined.launch.world_size,
             at_another_size=marks.merged,
             is_dealt=True,
         )
@@ -190,14 +202,14 @@ class Assembly:
 
     def _say_sizes(self, plan: BatchPlan) -> None:
         """Say at the start of a run, on rank 0, how the size of a micro-batch depends on the number of ranks."""
-        if self.launch.rank != 0 or self.store.newest is not None or plan.multiple_of > 1:
+        if self.joined.launch.rank != 0 or self.joined.store.newest is not None or plan.multiple_of > 1:
             return
         least, most = self.world_sizes()
-        worlds = range(least, most + 1, self.launch.local_world_size)
+        worlds = range(least, most + 1, self.joined.launch.local_world_size)
         sentence = sizes_that_differ(plan.global_batch, plan.micro_batch, worlds)
         if sentence is not None:
             say(logger, sentence)
 
     def _open_audit(self, header: AuditHeader) -> AuditWriter:
         folder = Path(os.environ[ENV_AUDIT_DIR])
-        return AuditWriter(folder, header, generation=self.config.generation, rank=self.launch.rank)
+        return AuditWriter(folder, header, generation=self.config.generation, rank=self.joined.launch.rank)

@@ -1,4 +1,4 @@
-"""One rank's session, which joins the world, opens the checkpoints, and takes the model and the data."""
+"""One rank's session, which takes the model and the data."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from spottrain.data import random_state
 from spottrain.data.batch import BatchPlan
 from spottrain.data.items import MapDataset
 from spottrain.data.loader import Collate, Data
@@ -22,12 +20,11 @@ from spottrain.data.rank_data import RankData
 from spottrain.data.script_order import OrderFunction
 from spottrain.data.streams.dataset import Streams
 from spottrain.engines.auto import applied
-from spottrain.engines.blocks import find_blocks, prepare_blocks
 from spottrain.engines.choice import choose_engine, spread_alone
-from spottrain.engines.engine import EngineConfig, MakeOptimizer
+from spottrain.engines.engine import MakeOptimizer
 from spottrain.engines.inside import inside
 from spottrain.engines.named_state import MODEL, OPTIMIZER
-from spottrain.engines.precision import DTYPES, slower_than_needed
+from spottrain.engines.precision import slower_than_needed
 from spottrain.engines.structure import check_same_model
 from spottrain.loop.acceptance import (
     check_adopted_model,
@@ -44,21 +41,16 @@ from spottrain.loop.acceptance import (
 from spottrain.loop.assembly import Assembly, numbered
 from spottrain.loop.attachment import Attachment
 from spottrain.loop.build import BUILD, Built, build
+from spottrain.loop.joined import Joined
 from spottrain.loop.run import Run
 from spottrain.loop.strategy import choose_strategy
 from spottrain.loop.training import Training
-from spottrain.recovery.interval import CommitInterval
-from spottrain.recovery.open_store import open_store
 from spottrain.recovery.peft_adapters import peft_adapters
 from spottrain.recovery.script_parts import Stateful
 from spottrain.recovery.training_state import SCHEDULER, model_config
-from spottrain.world.drain import DrainFlag
-from spottrain.world.failures import Drained, UserError, as_user_errors
-from spottrain.world.launch import Launch, barrier, join_world, process_started_at
-from spottrain.world.listener import rounds_of
+from spottrain.world.failures import UserError, as_user_errors
+from spottrain.world.launch import Launch
 from spottrain.world.progress import ProgressReporter
-from spottrain.world.rank_context import RankContext
-from spottrain.world.stop_agreement import StopAgreement
 from spottrain_api.contract.configuration import TrainerConfig
 from spottrain_api.contract.reports import OutcomeKind
 from spottrain_api.settings.choices import Strategy
@@ -80,38 +72,17 @@ class Session:
     """
 
     def __init__(self, launch: Launch, config: TrainerConfig, reporter: ProgressReporter) -> None:
-        """Join the world. Raises UserError if the configuration or the checkpoint store is unusable."""
+        """Join the world. Raises UserError if the configuration or the checkpoint store is unusable, or Drained."""
         self.rank = launch.rank
         self.local_rank = launch.local_rank
         self.world_size = launch.world_size
         self.local_world_size = launch.local_world_size
         self.device = launch.device
-        self._launch = launch
-        self._drain = DrainFlag(launch.run_dir, on_seen=lambda at: reporter.update(drain_seen_at=at))
-        self.catch_sigterm()
+        self._joined = Joined.join(launch, config, reporter)
+        self._context = self._joined.context
+        self.config = self._joined.store.config
         self._training: Training | None = None
         self._built: Built | None = None
-        self._interval = CommitInterval.of(config.checkpoint.interval, config.interruptions)
-        reporter.milestone("python_started", process_started_at())
-        reporter.milestone("session_started")
-        self._groups = join_world(launch)
-        reporter.milestone("process_group")
-        random_state.seed_everything(config.seed)
-        self._context = RankContext(
-            rank=self.rank,
-            device=self.device,
-            agreement=StopAgreement(self._groups.agreement),
-            drain=self._drain,
-            rounds=rounds_of(self.rank, self.world_size),
-            reporter=reporter,
-        )
-        try:
-            self._store = open_store(config, launch, self._groups, reporter, sleep=self._context.sleep)
-        except Drained:
-            self.end(OutcomeKind.DRAINED)
-            raise
-        self.config = self._store.config
-        reporter.milestone("checkpoint_store")
 
     def build(self, make: Callable[[], Model]) -> Model:
         """Build the model by `make`, without its first values if a commit is going to replace them.
@@ -133,7 +104,7 @@ class Session:
             ...     model.weight.shape
             torch.Size([1, 3])
         """
-        store = self._store
+        store = self._joined.store
         saved = None
         if store.newest is not None and store.checkpointer is not None:
             saved = (store.newest_extra or store.checkpointer.newest_extra()).get(BUILD)
@@ -219,15 +190,15 @@ class Session:
         optimizer = checked_optimizer(optimizer)
         check_scheduler_interval(scheduler_interval)
         with as_user_errors():
-            engine_config = self._engine_config(
+            engine_config = self._assembly.engine_config(
                 clip_grad_norm=clip_grad_norm, wrap=wrap, deepspeed_config=deepspeed_config
             )
             choice = choose_strategy(
                 model,
                 engine_config,
-                self._store,
-                launch=self._launch,
-                groups=self._groups,
+                self._joined.store,
+                launch=self._joined.launch,
+                groups=self._joined.groups,
                 tokens_per_sample=tokens_per_sample,
             )
             if choice is not None:
@@ -235,7 +206,7 @@ class Session:
                 engine_config = applied(choice, engine_config)
             engine_name = choice.strategy if choice is not None else self.config.strategy.value
             engine = choose_engine(engine_name, engine_config)
-            self._prepare_blocks(model, wrap)
+            self._assembly.prepare_blocks(model, wrap)
         spread, made_optimizer = engine.wrap(model, optimizer)
         slow = slower_than_needed(engine_config.precision, self.device)
         if slow is not None and self.rank == 0:
@@ -449,29 +420,9 @@ class Session:
                 "the job's strategy to fsdp, or train by session.prepare"
             )
         with as_user_errors():
-            config = self._engine_config(wrap=wrap)
-            self._prepare_blocks(model, wrap)
+            config = self._assembly.engine_config(wrap=wrap)
+            self._assembly.prepare_blocks(model, wrap)
             return cast(Model, spread_alone(self.config.strategy, config, model))
-
-    def _engine_config(self, **how: Any) -> EngineConfig:
-        """The job's settings for an engine. `how` are further fields of EngineConfig."""
-        return EngineConfig(
-            device=self.device,
-            plan=self.batch_plan,
-            local_world_size=self.local_world_size,
-            precision=DTYPES[self.config.precision],
-            fsdp=self.config.fsdp,
-            deepspeed=self.config.deepspeed,
-            **how,
-        )
-
-    def _prepare_blocks(self, model: nn.Module, wrap: Collection[type[nn.Module]] | None) -> None:
-        prepare_blocks(
-            model,
-            find_blocks(model, wrap),
-            compiled=self.config.compile,
-            checkpointed=self.config.activation_checkpointing,
-        )
 
     def _refuse_second(self) -> None:
         """Raises UserError if the session has a model in training. A call that has failed may be repeated."""
@@ -497,19 +448,11 @@ class Session:
 
     @property
     def _assembly(self) -> Assembly:
-        return Assembly(
-            config=self.config,
-            launch=self._launch,
-            groups=self._groups,
-            store=self._store,
-            interval=self._interval,
-            context=self._context,
-            built=self._built,
-        )
+        return Assembly(config=self.config, joined=self._joined, built=self._built)
 
     def catch_sigterm(self) -> None:
         """Treat SIGTERM as a request to drain. Call it again if a framework has installed a handler of its own."""
-        self._drain.catch_sigterm()
+        self._context.drain.catch_sigterm()
 
     def finish(self) -> None:
         """Commit the last step, if the script left the loop early. Raises Drained if the ranks stop meanwhile."""
@@ -517,15 +460,9 @@ class Session:
             self._training.finish()
 
     def end(self, kind: OutcomeKind) -> None:
-        """Leave the world together with the other ranks, at the end of the session.
-
-        Nothing has failed. The outcome is written when all ranks are done, because the agent treats that of a drain
-        as the end of the process.
-        """
+        """Leave the world together with the other ranks, at the end of the session."""
         if self._training is not None:
             self._training.end()
             if kind is OutcomeKind.SUCCEEDED:
                 self._training.clean_up()
-        barrier(self._groups)
-        self._context.reporter.finish(kind)
-        dist.destroy_process_group()
+        self._joined.leave(kind)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from spottrain.checkpoint.errors import CheckpointError
 from spottrain.data import random_state
 from spottrain.data.loader import MicroBatches
 from spottrain.data.own_data import NoBatches, OwnData
@@ -25,30 +23,16 @@ from spottrain.engines.named_state import OPTIMIZER
 from spottrain.loop.acceptance import checked_total
 from spottrain.loop.boundary import Boundary
 from spottrain.loop.epoch import Epoch
-from spottrain.loop.stability import StabilityGuard, StepDecision
+from spottrain.loop.judge import Judge
+from spottrain.loop.stability import StabilityGuard
+from spottrain.loop.start import agree, read_from, resume
 from spottrain.loop.step import LossMeter, Step
 from spottrain.loop.stopping import Stopping
 from spottrain.recovery.recovery import Recovery
-from spottrain.recovery.script_parts import PREFIX
-from spottrain.recovery.training_state import STABILITY, TrainingState
-from spottrain.world.failures import UserError, as_user_errors, start_error
+from spottrain.recovery.training_state import TrainingState
+from spottrain.world.failures import UserError
 from spottrain.world.rank_context import RankContext
-from spottrain_api.contract.reports import TrainerPhase
 
-logger = logging.getLogger(__name__)
-
-OTHER_TOTALS = (
-    "The total of steps is {:.0f} on one rank and {:.0f} on another. Pass the same number on all ranks: the "
-    "job makes each step with all of them."
-)
-OTHER_LENGTHS = (
-    "The data set has {:.0f} samples on one rank and {:.0f} on another. Give every rank the whole data set: the "
-    "session shares it out."
-)
-OTHER_EPOCHS = (
-    "The number of epochs is {:.0f} on one rank and {:.0f} on another. Pass the same number to training.epochs on "
-    "all ranks."
-)
 LEFT_EPOCH = (
     "The loop over epoch {} was left after {} of its {} steps, and the next epoch begun. Go through all steps of an "
     "epoch, or leave the loop over the epochs, too, to end the run."
@@ -95,8 +79,10 @@ class Training:
         self._saver = recovery.saver
         self._restorer = recovery.restorer
         self._checkpoint_reports = recovery.reports
-        self._guard = guard
         self._meter = LossMeter()
+        self._judge: Judge | None = None
+        if guard is not None:
+            self._judge = Judge(guard, engine=engine, meter=self._meter, context=context, restorer=recovery.restorer)
         self._batches: MicroBatches | NoBatches | None = None
         self._boundary: Boundary | None = None
         self._has_updated = False
@@ -138,7 +124,7 @@ class Training:
     @property
     def is_judged(self) -> bool:
         """Whether the job has `stability`, by which each step is judged before its update."""
-        return self._guard is not None
+        return self._judge is not None
 
     @property
     def loss(self) -> float:
@@ -179,7 +165,7 @@ class Training:
                 loop, `total` is not a whole number, or it or the length of the data set is not the same on all ranks.
         """
         total = checked_total(total)
-        with closing(self._begin(total, by_epoch=False, otherwise=OTHER_TOTALS)):
+        with closing(self._begin(total, by_epoch=False)):
             yield from self._steps_to(total)
 
     def epochs(self, number: int, *, total: int | None = None) -> Iterator[Epoch[Step]]:
@@ -203,7 +189,7 @@ class Training:
         """
         number = checked_total(number, "number of epochs")
         last_step = None if total is None else checked_total(total)
-        with closing(self._begin(number, by_epoch=True, last_step=last_step, otherwise=OTHER_EPOCHS)):
+        with closing(self._begin(number, by_epoch=True, last_step=last_step)):
             for steps, epoch in self._data.batches.epochs_from(self.step):
                 self._reporter.update(total_steps=self._data.batches.expected_steps(self.step))
                 left = self._steps_to(steps.stop)
@@ -317,17 +303,9 @@ class Training:
         Raises:
             UserError: The job is to fail.
         """
-        if self._guard is None or self._under_way is None:
+        if self._judge is None or self._under_way is None or self._judge.accepts(self._state, self.step + 1):
             self._has_updated = True
             return True
-        is_bad = not self._engine.gradients_are_finite()
-        loss, num_bad = self._agreement.total([self._meter.value(), float(is_bad)])
-        verdict = self._guard.judge(self.step + 1, loss, gradients_are_finite=num_bad == 0)
-        if verdict is StepDecision.UPDATE:
-            self._has_updated = True
-            return True
-        self._engine.discard()
-        self._skip_or_roll_back(self._guard, verdict)
         return False
 
     def updated_elsewhere(self) -> None:
@@ -362,25 +340,16 @@ class Training:
         assert self._started is not None  # the loop has started
         return self._started
 
-    def _require_same(self, number: int, otherwise: str) -> None:
-        least, most = self._agreement.least(number), -self._agreement.least(-number)
-        if least != most:
-            raise UserError(otherwise.format(least, most))
-
-    def _begin(
-        self, length: int, *, by_epoch: bool, last_step: int | None = None, otherwise: str
-    ) -> MicroBatches | NoBatches:
+    def _begin(self, length: int, *, by_epoch: bool, last_step: int | None = None) -> MicroBatches | NoBatches:
         """Resume, and agree on the start. `length` is in steps or epochs. A collective."""
         if self._batches is not None:
             raise UserError(SECOND_LOOP.format("epochs" if by_epoch else "steps"))
-        self._require_same(length, otherwise)
-        if by_epoch:
-            self._require_same(-1 if last_step is None else last_step, OTHER_TOTALS)
-        self._require_same(self._data.order.num_samples, OTHER_LENGTHS)
-        with as_user_errors():
-            identity = self._data.begin(length, by_epoch=by_epoch, last_step=last_step)
-        self._batches = self._resume(identity)
-        self._recorded = self.step
+        identity = agree(self._data, length, by_epoch=by_epoch, last_step=last_step, context=self._context)
+        self._state = replace(self._state, identity=identity, total_steps=self._data.batches.total_steps)
+        self.step = self._recorded = resume(self._state, self._data, context=self._context, recovery=self._recovery)
+        if self._judge is not None:
+            self._judge.report()
+        self._batches = read_from(self.step, self._data, self._context)
         self._started = self._make_stopping(
             self._state, self.step, context=self._context, recovery=self._recovery, on_commit=self._committed
         )
@@ -417,26 +386,6 @@ class Training:
         if self._data.batches.is_over(self.step):
             self.finish()
 
-    def _resume(self, identity: dict[str, Any]) -> MicroBatches | NoBatches:
-        self._state = replace(self._state, identity=identity, total_steps=self._data.batches.total_steps)
-        seed, rank = self._data.order.seed, self._context.rank
-        random_state.seed_everything(seed, rank=rank)
-        try:
-            self.step = self._restorer.resume(self._state, seed=seed, rank=rank, sleep=self._context.sleep)
-            self._saver.prepare(self._state, self.step)
-        except CheckpointError as error:
-            self._checkpoint_reports.failed(error)
-            raise start_error(error, resumes=True) from error
-        if rank == 0 and self.step > 0:
-            self._checkpoint_reports.resumed(self.step)
-        if self._guard is not None:
-            self._reporter.update(skipped_steps=self._guard.num_skipped, rollbacks=self._guard.num_rollbacks)
-        length = self._data.batches.expected_steps(self.step)
-        self._reporter.update(phase=TrainerPhase.TRAINING, step=self.step, start_step=self.step, total_steps=length)
-        self._reporter.milestone("loaded")  # last: a reader who sees it also sees the first step
-        with as_user_errors():
-            return self._data.load(first_step=self.step, device=self._context.device)
-
     def _new_step(self, batches: MicroBatches | NoBatches) -> Step:
         return Step(
             self.step + 1,
@@ -447,22 +396,6 @@ class Training:
             meter=self._meter,
             begin=self.begin_micro_batch,
             update=self._update,
-        )
-
-    def _skip_or_roll_back(self, guard: StabilityGuard, verdict: StepDecision) -> None:
-        loaded = None
-        if verdict is StepDecision.ROLL_BACK:
-            # At a drain meanwhile, the newest commit stands: training would go back to it anyway.
-            loaded = self._restorer.roll_back(self._state, sleep=self._context.sleep)
-        if loaded is not None:
-            guard.rolled_back(self.step + 1, loaded.step, loaded.state.get(f"{PREFIX}{STABILITY}"))
-            done = f"Training rolled back to the commit at step {loaded.step}, and continues with the next samples."
-        else:
-            guard.skipped()
-            done = "The step was skipped."
-        logger.warning("%s %s", guard.reason, done)
-        self._reporter.update(
-            message=f"{guard.reason} {done}", skipped_steps=guard.num_skipped, rollbacks=guard.num_rollbacks
         )
 
     def _update(self) -> None:
