@@ -34,6 +34,8 @@ PORTS: dict[str, dict[str, Any]] = {
     "lightning_gan": {"global_batch": 5},
     "lightning_imagenet": {"global_batch": 5, "micro_batch": 2},
     "llama_factory_trainer": {"global_batch": 5, "micro_batch": 2},
+    "nanogpt_train": {"global_batch": 7},
+    "time_sequence_prediction": {"global_batch": 7},
 }
 # Others draw random numbers or an order that their plain form draws otherwise.
 COMPARABLE = (
@@ -45,6 +47,7 @@ COMPARABLE = (
     "llama_factory_trainer",
     "lightning_gan",
     "lightning_imagenet",
+    "time_sequence_prediction",
 )
 WORLDS = {"plain": 1, "alone": 1, "two": 2, "three": 3}
 DRAINED, LOST = {"event": "notice", "after": 3}, {"event": "loss", "after": 5}
