@@ -27,7 +27,7 @@ from rich.table import Table
 
 from benchmarks import clean_up_on_sigterm
 from benchmarks.checkpoint.s3 import BUCKET, s3_client, s3_server
-from benchmarks.loading.corpus import FORMATS, SAMPLES_PER_SHARD
+from benchmarks.loading.corpus import FORMATS, SAMPLES_PER_SHARD, make_indices
 from benchmarks.loading.measure import BATCH
 from benchmarks.loading.readers import WAYS
 
@@ -118,6 +118,7 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
     corpus = [str(arguments.peers), "-m", "benchmarks.loading.corpus", str(folder), "--shards", str(arguments.shards)]
     subprocess.run(corpus, check=True)
+    make_indices(folder)
     try:
         with s3_server(folder / "s3") as environment:
             upload(folder, environment)

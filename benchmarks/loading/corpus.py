@@ -61,13 +61,23 @@ def write_chunks(folder: Path, num_shards: int) -> None:
     )
 
 
+def write_parquet(folder: Path, num_shards: int) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    for shard, numbers in _shards(num_shards):
+        rows = [tokens(number) for number in numbers]
+        pq.write_table(pa.table({"x": pa.array(rows)}), folder / f"{shard:05d}.parquet")
+
+
 def make_indices(folder: Path) -> None:
-    """Make spottrain's indices of what is there. MDS is read with MosaicML's own."""
-    from spottrain.data.shards.formats import ShardFormat, Tar, Tokens
+    """Make spottrain's indices of what is there, which needs spottrain alone. MDS is read with MosaicML's own."""
+    from spottrain.data.shards.formats import Parquet, ShardFormat, Tar, Tokens
     from spottrain.data.shards.make_index import make_index
     from spottrain.data.shards.store import ShardPlace
 
-    formats: dict[str, ShardFormat] = {"bin": Tokens(context=CONTEXT), "tar": Tar()}
+    formats: dict[str, ShardFormat] = {"bin": Tokens(context=CONTEXT), "tar": Tar(), "parquet": Parquet()}
     for name, kind in formats.items():
         if (folder / name).exists():
             make_index(ShardPlace.of(f"file://{folder}/{name}/*.{name}"), kind)
@@ -77,6 +87,7 @@ FORMATS: dict[str, Callable[[Path, int], None]] = {
     "bin": write_bin,
     "tar": write_tar,
     "mds": write_mds,
+    "parquet": write_parquet,
     "chunks": write_chunks,
 }
 
@@ -104,4 +115,3 @@ if __name__ == "__main__":
     arguments.folder.mkdir(parents=True)
     for name, write in FORMATS.items():
         write(arguments.folder / name, arguments.shards)
-    make_indices(arguments.folder.absolute())

@@ -70,12 +70,13 @@ def ours(format: str, reading: Reading, state: Any) -> Batches:
     from spottrain.data.batch import BatchPlan
     from spottrain.data.loader import Data
     from spottrain.data.rank_data import RankData
-    from spottrain.data.shards.formats import Mds, ShardFormat, Tar, Tokens
+    from spottrain.data.shards.formats import Mds, Parquet, ShardFormat, Tar, Tokens
 
     formats: dict[str, ShardFormat] = {
         "bin": Tokens(context=CONTEXT),
         "tar": Tar(decode=lambda sample: reading.decode(sample["npy"])),
         "mds": Mds(decode=lambda sample: reading.decode(sample["x"])),
+        "parquet": Parquet(decode=lambda sample: reading.decode(sample["x"])),
     }
     uri = f"{'' if reading.bucket else 'file://'}{reading.place(format)}/*.{format}"
     data = Shards(uri, format=formats[format], cache=reading.cache, cache_bytes=CACHE_BYTES)
@@ -214,6 +215,7 @@ WAYS: dict[str, Way] = {
     "LitData, its chunks": Way(litdata, "chunks", ("litdata",)),
     "spottrain, tar": Way(ours, "tar", _OURS, reads_bucket=True),
     "WebDataset, tar": Way(webdataset, "tar", ("webdataset",)),
+    "spottrain, Parquet": Way(ours, "parquet", _OURS, reads_bucket=True),
     "spottrain, tokens": Way(ours, "bin", _OURS, reads_bucket=True),
     "StatefulDataLoader, mapped tokens": Way(stateful, "bin", ("torchdata.stateful_dataloader",)),
     "torch DataLoader, mapped tokens": Way(plain, "bin", ()),
