@@ -7,6 +7,7 @@ engine goes on from it. RANK_SETTINGS comes from the test. Rank 0 writes the res
 import json
 import os
 import traceback
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ class Run:
         return full_state(self.engine.model_state(), keep=True)
 
 
+@cache
 def plain(kind: str) -> dict[str, torch.Tensor]:
     model = built()
     optimizer = KINDS[kind](list(model.parameters()))
