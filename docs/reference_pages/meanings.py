@@ -63,8 +63,8 @@ CAUSES: Mapping[Cause, Reason] = {
         action="Raise budget.maxCost above status.cost.total to resume.",
     ),
     Cause.SPOT_IS_DEAR: Reason(
-        meaning="The price of spot nodes has risen, and the job has time to wait for a lower one (capacity.finishBy). "
-        "It commits and holds no nodes.",
+        meaning="The price of spot nodes has risen, and the job has time to wait for a lower one "
+        "(capacity.finishBy). It commits and holds no nodes.",
         action="Nothing: it resumes once they cost less, or there is less time. To train at once, set an earlier "
         "finishBy.",
     ),

@@ -16,6 +16,8 @@ from spottrain_api.v1alpha1.status import GenerationState, Phase, TrainingJobSta
 from spottrain_operator.core.model import CreatePod, DeletePod, Refusal
 
 ON_DEMAND, SPOT = CapacityType.ON_DEMAND, CapacityType.SPOT
+# Two of the four members are on spot nodes.
+FOUR = {"onDemand": {"min": 2}}
 REFUSED = 'serviceaccount "trainer" not found'
 
 
@@ -130,6 +132,39 @@ def test_on_demand_nodes_stand_in_for_spot_pods_that_a_quota_refuses(
     later = scene.decided().later(200)
     assert ("FellBack" in [event.reason for event in later.plan().events]) == falls_back
     assert ("on-demand" in created(later.decided())) == falls_back
+
+
+def test_spot_pods_that_a_quota_refuses_each_time_are_tried_again_ever_more_seldom() -> None:
+    """On-demand pods may share the quota. Otherwise the job would change between the two for ever."""
+    scene = replace(refused(training_job(nodes={"min": 2, "max": 5}, capacity={}), SPOT, lasting=False), now=at(200))
+    pauses = []
+    for _ in range(6):
+        scene = until("FellBack", scene, steps=150.0)
+        began = scene.now
+        scene = until("SpotRetried", scene, steps=150.0)
+        pauses.append(round((scene.now - began).total_seconds() / 900))
+    assert pauses == [1, 2, 4, 8, 8, 8]
+    again = until("FellBack", scene, steps=150.0).plan().status.condition("SpotAvailable")
+    assert again is not None
+    assert "longer each time, as spot pods were refused 7 times in a row)" in again.message
+
+
+def test_a_job_that_had_all_its_spot_nodes_begins_anew() -> None:
+    full = training_job(nodes={"min": 2, "max": 4}, capacity=FOUR).status(refused_spot=5)
+    assert full.plan().status.refused_spot == 0
+    lacks = training_job(nodes={"min": 2, "max": 5}, capacity=FOUR).status(refused_spot=5)
+    assert lacks.plan().status.refused_spot == 5
+
+
+def until(reason: str, scene: Scene, *, steps: float) -> Scene:
+    """The scene after the pass that records the event. Agents report all the time."""
+    for _ in range(1000):
+        decided = scene.plan()
+        scene = scene.decided()
+        if reason in [event.reason for event in decided.events]:
+            return scene
+        scene = scene.later(steps)
+    raise AssertionError(f"never {reason}")
 
 
 @pytest.mark.parametrize(

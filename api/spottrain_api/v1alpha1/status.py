@@ -361,6 +361,13 @@ class TrainingJobStatus(StatusResource):
         datetime | None,
         Field(description="Time since which on-demand nodes stand in for spot nodes. Absent while they don't."),
     ] = None
+    refused_spot: Annotated[
+        int,
+        Field(
+            description="Fallbacks in a row because spot pods were refused, as by a quota. Each one after the first "
+            "doubles the time until spot nodes are tried again, up to eight times returnAfterSeconds."
+        ),
+    ] = 0
     accounted_at: Annotated[
         datetime | None, Field(description="Time up to which cost, goodput and progress are recorded.")
     ] = None

@@ -38,6 +38,9 @@ from spottrain_operator.core.words.scheduling import (
 )
 from spottrain_runtime.wording import counted, listed, time_of_day
 
+# A job whose spot pods are refused each time tries them again after so many times returnAfterSeconds at most.
+_LONGEST_RETURN = 8
+
 
 def retries_sentence(timing: Timing) -> str:
     """How often refused pods are tried again."""
@@ -53,11 +56,12 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
     status, now, fallback = draft.status, situation.now, situation.spec.capacity.fallback
     if status.fallback_since is not None:
         allowed = may_fall_back(situation.spec) or situation.observed.job.left_out
-        early = now < _spot_again(situation, draft) or saves_nothing(situation)
+        early = now < spot_again(situation, draft) or saves_nothing(situation)
         if allowed and early and not waits_for_spot(situation):
             return draft
         draft = draft.update(fallback_since=None, spot_pending_since=None)
         return draft.record(EventReason.SPOT_RETRIED, "The job tries spot nodes again")
+    draft = _forget_refusals(situation, draft)
     since = _spot_waits_since(situation, draft)
     if since != status.spot_pending_since:
         draft = draft.update(spot_pending_since=since)
@@ -73,7 +77,9 @@ def fall_back(situation: Situation, draft: Draft) -> Draft:
     # Another pool is first when spot is tried again.
     until = after(now, fallback.return_after_seconds + situation.timing.pool_avoidance)
     waiting = [pod for pod in _kept(situation, draft) if pod.unschedulable_since is not None]
-    draft = avoid_dry_pools(situation, draft, waiting, until=until).update(fallback_since=now)
+    refused = draft.status.refused_spot + 1 if _refused_spot(situation, draft) is not None else 0
+    draft = avoid_dry_pools(situation, draft, waiting, until=until)
+    draft = draft.update(fallback_since=now, refused_spot=refused)
     text = f"The job has {_spot_nodes(situation, draft)} after {seconds_between(since, now):.0f} s"
     message = f"{text}: on-demand nodes take the place of the others"
     return draft.record(EventReason.FELL_BACK, message, warning=True)
@@ -94,10 +100,24 @@ def _spot_waits_since(situation: Situation, draft: Draft) -> datetime | None:
     """Since when a spot pod waits for a node, or can't be created for a quota of its own; None if none does."""
     spot = (pod for pod in _kept(situation, draft) if pod.capacity_type is CapacityType.SPOT)
     waits = [pod.unschedulable_since for pod in spot if not lacks_more_than_nodes(pod)]
-    refusal = refusal_of(situation, draft)
-    if refusal is not None and not refusal.lasting and refusal.capacity_types == {CapacityType.SPOT}:
+    if (refusal := _refused_spot(situation, draft)) is not None:
         waits.append(refusal.since)
     return min((since for since in waits if since is not None), default=None)
+
+
+def _refused_spot(situation: Situation, draft: Draft) -> Refusal | None:
+    """Why spot pods alone can't be created at present."""
+    refusal = refusal_of(situation, draft)
+    if refusal is None or refusal.lasting or refusal.capacity_types != {CapacityType.SPOT}:
+        return None
+    return refusal
+
+
+def _forget_refusals(situation: Situation, draft: Draft) -> Draft:
+    """Once the job has all its spot nodes, the next fallback is the first again."""
+    if not draft.status.refused_spot or _num_spot_nodes(situation, draft) < demand_of(situation).spot:
+        return draft
+    return draft.update(refused_spot=0)
 
 
 def _kept(situation: Situation, draft: Draft) -> list[PodView]:
@@ -105,11 +125,13 @@ def _kept(situation: Situation, draft: Draft) -> list[PodView]:
     return [situation.pods[uid].pod for uid in places(situation, draft.status, leaving=draft.leaving).kept]
 
 
-def _spot_again(situation: Situation, draft: Draft) -> datetime:
+def spot_again(situation: Situation, draft: Draft) -> datetime:
     """When a job that fell back tries spot nodes again."""
     status, fallback = draft.status, situation.spec.capacity.fallback
     assert status.fallback_since is not None
-    back = after(status.fallback_since, fallback.return_after_seconds)
+    first = fallback.return_after_seconds
+    pause = growing_pause(max(1, status.refused_spot), first=first, most=_LONGEST_RETURN * first)
+    back = after(status.fallback_since, pause)
     if (deadline := deadline_of(situation)) is not None and stays_on_demand(situation):
         return max(back, deadline.by)
     if (found := unrest(situation, status)) is not None:
@@ -161,14 +183,17 @@ def spot_sentence(situation: Situation, draft: Draft) -> str:
 
 def _stand_ins_sentence(situation: Situation, draft: Draft, since: datetime) -> str:
     """Until when on-demand nodes stand in, which do so since then."""
-    again, text = _spot_again(situation, draft), "On-demand nodes stand in for spot nodes"
+    again, text = spot_again(situation, draft), "On-demand nodes stand in for spot nodes"
     if stays_on_demand(situation):
         return f"{text}, as there is no time left for a change (capacity.finishBy)"
     if saves_nothing(situation):
         return f"{text}, which cost no less at present (pricePerHour)"
     usual = after(since, situation.spec.capacity.fallback.return_after_seconds)
     setting = "returnAfterSeconds" if again == usual else "afterSeconds, as none has come"
-    if again > usual:
+    refused = draft.status.refused_spot
+    if again > usual and refused > 1:
+        setting = f"returnAfterSeconds, and longer each time, as spot pods were refused {refused} times in a row"
+    elif again > usual:
         setting = "returnAfterSeconds, and interruptions cost more than spot nodes save until then"
     return f"{text}, which are tried again at {time_of_day(again, situation.now)} (capacity.fallback.{setting})"
 
@@ -178,8 +203,12 @@ def _spot_nodes(situation: Situation, draft: Draft) -> str:
 
     Only nodes are counted: pods that this pass creates are not there yet, and those that it deletes still are.
     """
-    placed = sum(pod.capacity_type is CapacityType.SPOT and pod.node is not None for pod in _kept(situation, draft))
-    return f"{placed} of {counted(demand_of(situation).spot, 'spot node')}"
+    return f"{_num_spot_nodes(situation, draft)} of {counted(demand_of(situation).spot, 'spot node')}"
+
+
+def _num_spot_nodes(situation: Situation, draft: Draft) -> int:
+    kept = _kept(situation, draft)
+    return sum(pod.capacity_type is CapacityType.SPOT and pod.node is not None for pod in kept)
 
 
 def lacks_only_spot(situation: Situation, pod: PodView) -> bool:

@@ -11,7 +11,7 @@ from spottrain_operator.core.facts.members import MemberState, members_of, says_
 from spottrain_operator.core.facts.pauses import next_share_at, pause_of
 from spottrain_operator.core.facts.situation import Situation
 from spottrain_operator.core.facts.watching import spot_watches
-from spottrain_operator.core.policies.capacity import next_try, refusal_of
+from spottrain_operator.core.policies.capacity import next_try, refusal_of, spot_again
 from spottrain_operator.core.policies.gangs import holds_off
 from spottrain_operator.core.policies.profiles import waits_for_profile
 from spottrain_operator.core.policies.rivals import rival_of
@@ -57,8 +57,9 @@ def _while_running(situation: Situation, draft: Draft, generation: GenerationSta
     times = [record if record > situation.now else situation.next_record(situation.now)]
     if limit is not None and status.start_time is not None:
         times.append(after(status.start_time, limit))
-    if status.fallback_since is not None:
-        times.append(after(status.fallback_since, situation.spec.capacity.fallback.return_after_seconds))
+    # Later, only something else can end the fallback, such as another price.
+    if status.fallback_since is not None and (again := spot_again(situation, draft)) > situation.now:
+        times.append(again)
     if due := next_share_at(situation):
         times.append(due)
     if refusal := refusal_of(situation, draft):
