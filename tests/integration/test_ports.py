@@ -35,6 +35,7 @@ PORTS: dict[str, dict[str, Any]] = {
     "lightning_imagenet": {"global_batch": 5, "micro_batch": 2},
     "llama_factory_trainer": {"global_batch": 5, "micro_batch": 2},
     "nanogpt_train": {"global_batch": 7},
+    "pytorch_imagenet": {"global_batch": 7},
     "time_sequence_prediction": {"global_batch": 7},
 }
 # Others draw random numbers or an order that their plain form draws otherwise.
