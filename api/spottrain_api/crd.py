@@ -8,8 +8,10 @@ https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resou
 
 from __future__ import annotations
 
+import copy
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +157,13 @@ def _root_schema() -> dict[str, Any]:
 def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
     """The OpenAPI v3 structural schema of a model.
 
-    It has no $ref and no anyOf, and its defaults are ones that the API server can apply.
+    It has no $ref and no anyOf, and its defaults are ones that the API server can apply. The caller may change it.
     """
+    return copy.deepcopy(_structural_schema(model))
+
+
+@cache
+def _structural_schema(model: type[BaseModel]) -> dict[str, Any]:
     schema = model.model_json_schema(by_alias=True)
     return _inline(schema, schema.get("$defs", {}))
 
