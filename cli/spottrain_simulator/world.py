@@ -378,10 +378,11 @@ class World:
         self.next_pass = self.time + (decided.requeue_after if decided.requeue_after is not None else 1e9)
         known = self.status.generation
         self._restless |= bool(decided.actions) or decided.status.generation != known
-        self._carry_out(decided)
+        self._carry_out(observed, decided)
 
-    def _carry_out(self, decided: Plan) -> None:
-        self._replace_job(status=decided.status)
+    def _carry_out(self, observed: Observed, decided: Plan) -> None:
+        if decided.status != self.status:
+            self._replace_job(status=decided.status)
         self.held_before = decided.held
         for action in decided.actions:
             self._apply(action)

@@ -87,12 +87,12 @@ class WatchedWorld(TracedWorld):
     def observe(self, time: float | None = None) -> Observed:
         return replace(super().observe(time), refusal=self._record.refusal)
 
-    def _carry_out(self, decided: Plan) -> None:
+    def _carry_out(self, observed: Observed, decided: Plan) -> None:
         tried = [action for action in decided.actions if isinstance(action, CreatePod)]
         free = max(0, int(min(len(tried), self.quota_at(self.time) - len(self.pods))))
         refused = {action.name for action in tried[free:]}
         kept = (each for each in decided.actions if not (isinstance(each, CreatePod) and each.name in refused))
-        super()._carry_out(replace(decided, actions=tuple(kept)))
+        super()._carry_out(observed, replace(decided, actions=tuple(kept)))
         error = RefusedError(_QUOTA.format(len(self.pods)))
         errors = {each.capacity_type: error for each in tried if each.name in refused}
         if tried:

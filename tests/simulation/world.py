@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from spottrain_api.contract.assignments import AgentReport
 from spottrain_api.v1alpha1.status import TrainingJobStatus
-from spottrain_operator.core.model import Plan, ReportView
+from spottrain_operator.core.model import Observed, Plan, ReportView
 from spottrain_operator.core.plan import plan
 from spottrain_simulator import world as simulated
 from spottrain_simulator.agents import Agent
@@ -128,19 +128,15 @@ class World(simulated.World):
         """What has come so far."""
         return dict(self.reports)
 
-    def _carry_out(self, decided: Plan) -> None:
+    def _carry_out(self, observed: Observed, decided: Plan) -> None:
         """The operator may crash before the status is written, and after each write."""
         going = {node.name for node in self.nodes.values() if node.announced}
-        for problem in problems_of(self.observe(), decided, going):
+        for problem in problems_of(observed, decided, going):
             self._problem(problem)
         if self._crash():
             return
-        stored = TrainingJobStatus.model_validate_json(
-            decided.status.model_dump_json(by_alias=True, exclude_none=True)
-        )
-        if stored != decided.status:
-            self.problems.append("the status doesn't survive JSON")
-        self._replace_job(status=stored)
+        if decided.status != self.status:
+            self._store(decided.status)
         self.held_before = decided.held
         if self._crash():
             return
@@ -151,6 +147,12 @@ class World(simulated.World):
         self._note(decided)
         if self.rng.random() < 0.1:
             self._check_idempotence()
+
+    def _store(self, status: TrainingJobStatus) -> None:
+        stored = TrainingJobStatus.model_validate_json(status.model_dump_json(by_alias=True, exclude_none=True))
+        if stored != status:
+            self.problems.append("the status doesn't survive JSON")
+        self._replace_job(status=stored)
 
     def _crash(self) -> bool:
         if self.rng.random() >= self.crashes:

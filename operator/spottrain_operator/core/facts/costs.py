@@ -23,7 +23,9 @@ _SECONDS_PER_HOUR = 3600.0
 
 def has_price(capacity: Capacity) -> bool:
     """Whether any cost can be counted."""
-    return any(price(capacity, each, None) is not None for each in CapacityType)
+    general = (capacity.on_demand.price_per_hour, capacity.spot.price_per_hour)
+    bought = (p.price_per_hour for p in capacity.pools if p.capacity_type is not PoolType.RESERVED)
+    return any(each is not None for each in (*general, *bought))
 
 
 def price(capacity: Capacity, capacity_type: CapacityType, pool: str | None) -> float | None:

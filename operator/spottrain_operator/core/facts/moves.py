@@ -22,6 +22,12 @@ def paid(situation: Situation, capacity_type: CapacityType, pool: str | None) ->
 
 def paid_by_members(situation: Situation, generation: GenerationStatus, capacity_type: CapacityType) -> list[float]:
     """The price of each member's node of a type, the dearest first."""
+    # The members of a generation never change.
+    key = ("paid", generation.number, capacity_type)
+    return situation.once(key, lambda: _paid_by_members(situation, generation, capacity_type))
+
+
+def _paid_by_members(situation: Situation, generation: GenerationStatus, capacity_type: CapacityType) -> list[float]:
     members = (m for m in generation.members if m.capacity_type is capacity_type and m.pod_uid in situation.pods)
     return sorted((paid(situation, capacity_type, situation.pods[m.pod_uid].pod.pool) for m in members), reverse=True)
 
