@@ -266,12 +266,12 @@ def jobs(operator_cluster: Cluster) -> Iterator[Jobs]:
     kubectl.create_namespace(NAMESPACE)
     found = Jobs(kubectl, operator_cluster.running_status()["store"])
     wrong = [manifest(each.name, each.spec, each.args) for each in WRONG]
-    healthy = manifest("healthy", {"podTemplate": BESIDE}, ("--steps", "1000000", "--step-seconds", "0.1"))
+    healthy = manifest("healthy", {"podTemplate": BESIDE}, ("--steps", "1000000", "--step-seconds", "0.5"))
     small = manifest("small", {"checkpoint": {"uri": "s3://checkpoints/model"}})
     vanishing = manifest(
         "vanishing",
-        {"checkpoint": {"uri": f"s3://{VANISHING}/run", "interval": "20steps"}},
-        ("--steps", "1000000", "--step-seconds", "0.05"),
+        {"checkpoint": {"uri": f"s3://{VANISHING}/run", "interval": "2steps"}},
+        ("--steps", "1000000", "--step-seconds", "0.5"),
     )
     found.s3().create_bucket(Bucket=VANISHING)
     found.apply(healthy, vanishing, small, *wrong)
@@ -357,7 +357,7 @@ def test_a_bucket_that_vanishes_is_a_condition_and_training_goes_on(jobs: Jobs) 
 
 def test_a_healthy_job_beside_them_is_not_disturbed(jobs: Jobs) -> None:
     step = jobs.status("healthy").progress.step
-    wait_for(lambda: jobs.status("healthy").progress.step > step + 20, "the healthy job goes on", 60)
+    wait_for(lambda: jobs.status("healthy").progress.step > step + 5, "the healthy job goes on", 60)
     status = jobs.status("healthy")
     assert (status.phase, status.failures, status.transitions) == (Phase.RUNNING, 0, ())
     assert status.generation is not None

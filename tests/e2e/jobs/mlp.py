@@ -33,7 +33,7 @@ def is_over(path: Path) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--until", type=Path, required=True, help="train until this file exists")
-    parser.add_argument("--step-seconds", type=float, default=0.1, help="what a step costs beside its computation")
+    parser.add_argument("--step-seconds", type=float, default=0.2, help="what a step costs beside its computation")
     args = parser.parse_args()
 
     generator = torch.Generator().manual_seed(1)
