@@ -1,7 +1,7 @@
 """Local clusters that the processes of one test run share.
 
-The first test that needs a cluster starts it, in whatever process it runs. The cluster ends with the process that the
-user started. If that one is killed, the cluster's guard ends it.
+The first test that needs a cluster starts it, in whatever process it runs. The process that the user started ends it
+after the last test that may use it. If that process is killed, the cluster's guard ends it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import os
 import select
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
 
-from cluster_fixtures import SMALL, Kubectl, end_cluster, throw_away_cluster, wait_for
+from cluster_fixtures import SMALL, Kubectl, end_cluster, wait_for
 from rendered_objects import objects_in
 from spottrain_api.crd import CRDS, definitions
 from spottrain_local.cluster import Cluster
 from spottrain_local.install import install_operator
-from spottrain_local.layout import ClusterLayout
+from spottrain_local.layout import ClusterLayout, write_atomically
 from spottrain_local.spec import ClusterSpec, NodePool, TaintSpec
 
 # A node for the tests that drain one: pods of other tests can't get there.
@@ -78,12 +80,17 @@ class RunFolder:
     path: Path
     owner: int
 
+    @classmethod
+    def of(cls, config: pytest.Config) -> RunFolder:
+        own: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        if _is_worker(config):
+            return cls(path=own.parent / "clusters", owner=os.getppid())
+        return cls(path=own / "clusters", owner=os.getpid())
+
     def cluster(self, name: str, spec: ClusterSpec, prepare: Callable[[Cluster], None]) -> Cluster:
         """The running cluster of this name; `prepare` was called for it once."""
-        self.path.mkdir(exist_ok=True)
-        cluster, prepared = Cluster(layout=ClusterLayout(root=self.path / name)), self.path / f"{name}.prepared"
-        with (self.path / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        cluster, prepared = self._cluster(name), self._prepared(name)
+        with self._locked(name):
             if not prepared.exists():
                 command = [sys.executable, __file__, str(cluster.layout.root), str(self.owner)]
                 subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -92,36 +99,116 @@ class RunFolder:
                 prepared.touch()
         return cluster
 
+    def end(self, name: str) -> None:
+        """End the cluster of this name, if it runs."""
+        with self._locked(name):
+            end_cluster(self._cluster(name))
+            self._prepared(name).unlink(missing_ok=True)
+
+    def end_all(self) -> None:
+        for lock in self.path.glob("*.lock"):
+            self.end(lock.stem)
+
+    @property
+    def users(self) -> Path:
+        """The ids of the tests that may use each cluster, as JSON."""
+        return self.path / "users.json"
+
+    def _cluster(self, name: str) -> Cluster:
+        return Cluster(layout=ClusterLayout(root=self.path / name))
+
+    def _prepared(self, name: str) -> Path:
+        return self.path / f"{name}.prepared"
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        self.path.mkdir(exist_ok=True)
+        with (self.path / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    """Whether it is a process of xdist, and not the one that the user started."""
+    return hasattr(config, "workerinput")
+
 
 @pytest.fixture(scope="session")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    own = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        return RunFolder(path=_shared(own.parent), owner=os.getppid())
-    return RunFolder(path=_shared(own), owner=os.getpid())
+def run_folder(pytestconfig: pytest.Config) -> RunFolder:
+    return RunFolder.of(pytestconfig)
 
 
-def _shared(folder_of_the_run: Path) -> Path:
-    return folder_of_the_run / "clusters"
+# Clusters by their fixtures.
+CLUSTERS = {"local_cluster": "shared", "operator_cluster": "with-operator", "whole_cluster": "whole"}
+
+
+def _clusters_for(item: pytest.Item) -> set[str]:
+    """The clusters that a test may use. One that shows no fixture may ask for `local_cluster` while it runs."""
+    shown = {name for fixture, name in CLUSTERS.items() if fixture in getattr(item, "fixturenames", ())}
+    is_unit = "unit" in item.path.parts
+    if item.get_closest_marker("cluster") is None or is_unit:
+        return shown
+    return shown or {CLUSTERS["local_cluster"]}
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the clusters after the workers have ended."""
-    if not hasattr(config, "workerinput"):
-        for file in _shared(config._tmp_path_factory.getbasetemp()).glob("*.lock"):  # type: ignore[attr-defined]
-            end_cluster(Cluster(layout=ClusterLayout(root=file.with_suffix(""))))
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Write down who uses the clusters. All processes of xdist collect the same tests."""
+    users: dict[str, list[str]] = {}
+    for item in session.items:
+        for name in _clusters_for(item):
+            users.setdefault(name, []).append(item.nodeid)
+    if users:
+        folder = RunFolder.of(session.config)
+        folder.path.mkdir(exist_ok=True)
+        write_atomically(folder.users, json.dumps(users))
+
+
+class ClusterEnds:
+    """Ends each cluster after the last test that may use it: one that idles takes 3 % of a processor, and memory."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._ending: list[threading.Thread] = []
+
+    @cached_property
+    def _folder(self) -> RunFolder:
+        return RunFolder.of(self._config)
+
+    @cached_property
+    def _users(self) -> dict[str, set[str]]:
+        users = self._folder.users
+        return {name: set(ids) for name, ids in json.loads(users.read_text()).items()} if users.exists() else {}
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        for name, left in self._users.items():
+            if nodeid in left:
+                left.remove(nodeid)
+                if not left:
+                    self._ending.append(threading.Thread(target=self._folder.end, args=(name,)))
+                    self._ending[-1].start()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """End those that are left, after the workers have ended."""
+        for thread in self._ending:
+            thread.join()
+        self._folder.end_all()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not _is_worker(config):
+        config.pluginmanager.register(ClusterEnds(config), "ends of clusters")
 
 
 @pytest.fixture(scope="session")
-def whole_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def whole_cluster(run_folder: RunFolder) -> Cluster:
     """A cluster for tests that break, or change for all, what belongs to the whole cluster.
 
     One test uses it at a time. It leaves no CRDs, and what it stops runs again. The nodes are those of SMALL, without
     GPUs.
     """
-    with throw_away_cluster(tmp_path_factory.mktemp("whole") / "cluster", WHOLE) as cluster:
-        yield cluster
+    return run_folder.cluster(CLUSTERS["whole_cluster"], WHOLE, lambda cluster: None)
 
 
 @pytest.fixture
@@ -140,7 +227,7 @@ def local_cluster(run_folder: RunFolder) -> Cluster:
     It has one system, one on-demand and two spot nodes (EKS). Use a namespace of your own, and change nothing that
     belongs to the whole cluster: other tests run on it now.
     """
-    return run_folder.cluster("shared", SHARED, _define)
+    return run_folder.cluster(CLUSTERS["local_cluster"], SHARED, _define)
 
 
 def _define(cluster: Cluster) -> None:
@@ -163,7 +250,7 @@ def operator_cluster(run_folder: RunFolder) -> Cluster:
 
     It has 1 system, 2 on-demand and 4 spot nodes, of three clouds, and a roomy one. Each test leaves all nodes.
     """
-    return run_folder.cluster("with-operator", WITH_OPERATOR, _operate)
+    return run_folder.cluster(CLUSTERS["operator_cluster"], WITH_OPERATOR, _operate)
 
 
 def _operate(cluster: Cluster) -> None:
