@@ -38,7 +38,7 @@ def test_a_budget_that_is_no_amount_is_refused(max_cost: object) -> None:
         Budget.model_validate({"maxCost": max_cost})
 
 
-@pytest.mark.parametrize("price", [-1, float("nan"), float("inf")])
+@pytest.mark.parametrize("price", [-1, float("nan"), float("inf"), 1e300])
 def test_a_price_that_is_no_amount_is_refused(price: float) -> None:
     with pytest.raises(ValidationError, match="pricePerHour"):
         spec_of(capacity={"spot": {"pricePerHour": price}})

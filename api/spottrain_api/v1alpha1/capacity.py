@@ -17,6 +17,8 @@ from spottrain_api.v1alpha1.containers import LabelValue
 from spottrain_api.v1alpha1.pod_template import Toleration
 
 MAX_MEMBERS = 512
+# Above any price in any currency. Sums of such prices stay numbers, which a status can hold.
+MAX_PRICE = 1e9
 
 
 class Nodes(Resource):
@@ -93,6 +95,7 @@ class OnDemandCapacity(Resource):
         float | None,
         Field(
             ge=0,
+            le=MAX_PRICE,
             allow_inf_nan=False,
             description="Price of one on-demand node per hour, in capacity.currency, for status.cost. "
             "Default: that of the first on-demand pool with a price. Without one, on-demand nodes count as free, and "
@@ -133,6 +136,7 @@ class SpotCapacity(Resource):
         float | None,
         Field(
             ge=0,
+            le=MAX_PRICE,
             allow_inf_nan=False,
             description="Price of one spot node per hour, in capacity.currency, for status.cost. "
             "Default: that of the first spot pool with a price. Without one, spot nodes count as free.",
@@ -275,6 +279,7 @@ class Pool(Resource):
         float | None,
         Field(
             ge=0,
+            le=MAX_PRICE,
             allow_inf_nan=False,
             description="Price of one node of the pool per hour, in capacity.currency. "
             "Default: the price of its capacity type; 0 if it is reserved.",
