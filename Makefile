@@ -39,6 +39,9 @@ binaries: $(STAMP) ## Fetch Kubernetes, etcd and Helm into the cache, once, or b
 all-binaries: $(STAMP) ## The same, and what serves `kubectl exec` and `top`, and what restores etcd. Tests need these.
 	$(BIN)/python -m spottrain_local.binaries --all
 
+next-kubernetes: $(STAMP) ## Fetch Kubernetes 1.37 into the cache, once, or build it, which takes five minutes on two cores.
+	$(BIN)/python -m spottrain_local.binaries --kubernetes 1.37
+
 kueue: $(STAMP) ## Build Kueue for the tests of queues into the cache, once. Takes four minutes on two cores.
 	$(BIN)/python -m spottrain_local.binaries kueue
 
@@ -110,7 +113,7 @@ coverage test-nightly rehearse kill-points: export SPOTTRAIN_SEED ?= random
 coverage: $(STAMP) all-binaries prometheus azurite kueue-crds karpenter-crds ## Run the tests of `make test`, and show what none of them reaches.
 	$(PYTEST) -m 'not nightly' --cov
 
-test-nightly: $(STAMP) all-binaries kueue karpenter azurite ## Run the tests that `make test` leaves out: long ones, and further variants.
+test-nightly: $(STAMP) all-binaries next-kubernetes kueue karpenter azurite ## Run the tests that `make test` leaves out: long ones, and further variants.
 	$(PYTEST) -m nightly
 
 test-containers: $(STAMP) all-binaries ## Run the tests of `local up --runtime podman`. They need root and podman, and fail without.
@@ -121,6 +124,9 @@ test-queues: $(STAMP) all-binaries kueue ## Run the tests of queues with the rea
 
 test-karpenter: $(STAMP) all-binaries karpenter ## Run the tests of node pools with the real Karpenter, which are nightly ones. Builds it once.
 	$(BIN)/python -m pytest -n0 tests/e2e/test_karpenter.py
+
+test-next-kubernetes: $(STAMP) all-binaries next-kubernetes ## Run the tests on Kubernetes 1.37, which are nightly ones. Obtains it once.
+	$(BIN)/python -m pytest -n0 tests/e2e/test_next_kubernetes.py
 
 test-clients: $(STAMP) all-binaries ## Run the e2e tests of public Kubernetes clients on a local cluster. Fetches them first.
 	$(BIN)/python tests/clients/run.py $(SUITES)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from spottrain_local.fetched_binaries import ETCD, HELM, KUBERNETES, Addresses
-from spottrain_local.go_module import pinned_version
+from spottrain_local.fetched_binaries import ETCD, HELM, Addresses
+from spottrain_local.go_module import CONTROL_PLANE_MODULE, KUBERNETES, GoModule, pinned_version
 
 # Answers a request otherwise than with the file. The function waits until the server ends.
 Fault = Callable[[BaseHTTPRequestHandler, bytes, Callable[[], object]], None]
@@ -69,8 +69,8 @@ class ReleaseServer:
         self.publish(self.helm(arch), archive(members), "{path}.sha256sum", "{digest}  {name}\n")
 
     @staticmethod
-    def kubernetes(name: str, arch: str) -> str:
-        return f"/k8s/release/{pinned_version('k8s.io/kubernetes')}/bin/linux/{arch}/{name}"
+    def kubernetes(name: str, arch: str, module: GoModule = CONTROL_PLANE_MODULE) -> str:
+        return f"/k8s/release/{module.pinned_version('k8s.io/kubernetes')}/bin/linux/{arch}/{name}"
 
     @staticmethod
     def etcd(arch: str) -> str:

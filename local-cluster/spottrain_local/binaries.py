@@ -1,7 +1,8 @@
 """The control plane's binaries: given, or obtained once and cached.
 
 The binaries in `KUBEBUILDER_ASSETS` come first. Otherwise, each one is fetched from its release, or built from
-source, when it is first needed, in the versions of local-cluster/controlplane/go.mod.
+source, when it is first needed, in the versions of go.mod in local-cluster/controlplane. A further release of
+Kubernetes has a module of its own beside it.
 `python -m spottrain_local.binaries` obtains them beforehand.
 """
 
@@ -14,17 +15,27 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import click
 from rich.console import Console
 
 from spottrain_local.built_binaries import PACKAGES, build_binaries, fetch_sources
 from spottrain_local.fetched_binaries import RELEASED, fetch_binaries
-from spottrain_local.go_module import CONTROL_PLANE_MODULE, KARPENTER_MODULE, KUEUE_MODULE, GoModule
+from spottrain_local.go_module import (
+    CONTROL_PLANE_MODULE,
+    DEFAULT_KUBERNETES,
+    KARPENTER_MODULE,
+    KUBERNETES,
+    KUEUE_MODULE,
+    RELEASE_MODULES,
+    GoModule,
+    KubernetesRelease,
+)
 from spottrain_local.layout import LocalClusterError, cache_root
 
 # A control plane needs these.
-CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+CONTROL_PLANE = ("etcd", *KUBERNETES)
 # Installs the operator. KUBEBUILDER_ASSETS need not have it if it is on the PATH.
 HELM = "helm"
 # Serves `kubectl exec`, `attach`, `cp` and `port-forward` on nodes. Without it, these don't work.
@@ -34,22 +45,37 @@ METRICS = "metrics-server"
 # Only tests need them, each for its own. `make kueue` and `make karpenter` build them.
 ADD_ONS = (KUEUE_MODULE, KARPENTER_MODULE)
 
-# Put those of these binaries that a release has into a folder, and return why some are missing.
-Fetch = Callable[[Collection[str], Path, Console], Collection[str]]
-# Put these binaries into an empty folder.
-Build = Callable[[Collection[str], Path, Console], None]
+
+class Fetch(Protocol):
+    """Puts those of these binaries that a release has into a folder, and returns why some are missing."""
+
+    def __call__(
+        self, names: Collection[str], into: Path, console: Console, *, module: GoModule
+    ) -> Collection[str]: ...
+
+
+class Build(Protocol):
+    """Puts these binaries into an empty folder."""
+
+    def __call__(self, names: Collection[str], into: Path, console: Console, *, module: GoModule) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binaries:
-    """A folder with binaries."""
+    """Folders with binaries.
+
+    Attributes:
+        folder: The first one.
+        others: Those that have what the first one lacks.
+    """
 
     folder: Path
+    others: tuple[Path, ...] = ()
 
     def find(self, name: str) -> Path | None:
-        """Return the path of one binary, or None if the folder does not have it."""
-        path = self.folder / name
-        return path if path.is_file() else None
+        """Return the path of one binary, or None if no folder has it."""
+        paths = (folder / name for folder in (self.folder, *self.others))
+        return next((path for path in paths if path.is_file()), None)
 
     def path(self, name: str) -> Path:
         """Return the path of one binary.
@@ -67,30 +93,44 @@ class Binaries:
         return path
 
 
-def find_binaries(*needed: str) -> Binaries:
-    """Return the folder of binaries to use, which may lack some.
+def find_binaries(*needed: str, release: KubernetesRelease = DEFAULT_KUBERNETES) -> Binaries:
+    """Return the folders of binaries to use, which may lack some.
 
     Raises:
-        LocalClusterError: One of `needed` is not there.
+        LocalClusterError: One of `needed` is not there, or `KUBEBUILDER_ASSETS` has another release of Kubernetes.
     """
-    assets = os.environ.get("KUBEBUILDER_ASSETS")
-    binaries = Binaries(folder=Path(assets) if assets else CONTROL_PLANE_MODULE.cache_folder)
+    if assets := os.environ.get("KUBEBUILDER_ASSETS"):
+        if release != DEFAULT_KUBERNETES:
+            raise LocalClusterError(
+                f"KUBEBUILDER_ASSETS names the binaries of the control plane, so it can't be that of Kubernetes"
+                f" {release}. Unset the variable, or run Kubernetes {DEFAULT_KUBERNETES}."
+            )
+        binaries = Binaries(folder=Path(assets))
+    else:
+        folder, *others = (module.cache_folder for module in RELEASE_MODULES[release])
+        binaries = Binaries(folder=folder, others=tuple(others))
     for name in needed:
         binaries.path(name)
     return binaries
 
 
 def obtain_binaries(
-    names: Collection[str], console: Console, *, fetch: Fetch = fetch_binaries, build: Build = build_binaries
+    names: Collection[str],
+    console: Console,
+    *,
+    release: KubernetesRelease = DEFAULT_KUBERNETES,
+    fetch: Fetch = fetch_binaries,
+    build: Build = build_binaries,
 ) -> Binaries:
-    """Return the folder of binaries, with these in it.
+    """Return the folders of binaries, with these in them.
 
-    Those that it lacks are fetched or built. A folder that `KUBEBUILDER_ASSETS` names stays as it is, and has to have
-    the control plane.
+    Those that they lack are fetched or built. A folder that `KUBEBUILDER_ASSETS` names stays as it is, and has to
+    have the control plane.
 
     Args:
         names: The binaries that are needed.
         console: Shows the progress. A build takes minutes.
+        release: That of Kubernetes.
         fetch: Fetches binaries.
         build: Builds what could not be fetched.
 
@@ -98,16 +138,25 @@ def obtain_binaries(
         LocalClusterError: Some can neither be fetched nor built.
     """
     if os.environ.get("KUBEBUILDER_ASSETS"):
-        return find_binaries(*CONTROL_PLANE)
+        return find_binaries(*CONTROL_PLANE, release=release)
+    left = set(names)
+    for module in RELEASE_MODULES[release]:
+        _obtain(left & module.packages.keys(), module, console, fetch, build)
+        left -= module.packages.keys()
+    return find_binaries(release=release)
+
+
+def _obtain(names: Collection[str], module: GoModule, console: Console, fetch: Fetch, build: Build) -> None:
+    """Put these binaries of a module into its folder in the cache, if they are not there."""
     only = _only_way()
-    binaries = find_binaries()
+    binaries = Binaries(folder=module.cache_folder)
     if not _missing(binaries, names):
-        return binaries
+        return
     with _obtaining(binaries.folder, console) as work:
         missing = _missing(binaries, names)
         failures: Collection[str] = ()
         if only != "build" and RELEASED & set(missing):
-            failures = fetch(missing, work / "fetched", console)
+            failures = fetch(missing, work / "fetched", console, module=module)
             _keep(work / "fetched", binaries.folder)
             missing = _missing(binaries, names)
         if missing and only == "fetch":
@@ -117,10 +166,9 @@ def obtain_binaries(
             )
         if missing:
             reason = f" Not fetched: {'; '.join(failures)}." if failures else ""
-            _announce(missing, CONTROL_PLANE_MODULE, console, reason)
-            build(missing, work / "built", console)
+            _announce(missing, module, console, reason)
+            build(missing, work / "built", console, module=module)
             _keep(work / "built", binaries.folder)
-    return binaries
 
 
 def find_add_on(module: GoModule) -> Path:
@@ -259,7 +307,15 @@ def _keep(complete: Path, folder: Path) -> None:
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice([*sorted(PACKAGES), *OBTAINED]))
 @click.option("--all", "all_of_them", is_flag=True, help="Obtain all binaries, also those that only tests need.")
-def main(names: tuple[str, ...], all_of_them: bool) -> None:
+@click.option(
+    "--kubernetes",
+    "release",
+    type=click.Choice(list(RELEASE_MODULES)),
+    default=DEFAULT_KUBERNETES,
+    show_default=True,
+    help="The release of Kubernetes.",
+)
+def main(names: tuple[str, ...], all_of_them: bool, release: KubernetesRelease) -> None:
     """Fetch or build binaries into the user's cache, and print the path of each NAME.
 
     Default: the control plane and Helm. What is already there stays.
@@ -267,7 +323,7 @@ def main(names: tuple[str, ...], all_of_them: bool) -> None:
     wanted = names or (sorted(PACKAGES) if all_of_them else (*CONTROL_PLANE, HELM))
     try:
         console = Console(stderr=True)
-        binaries = obtain_binaries([name for name in wanted if name not in OBTAINED], console)
+        binaries = obtain_binaries([name for name in wanted if name not in OBTAINED], console, release=release)
         paths = [OBTAINED[name](console) if name in OBTAINED else binaries.path(name) for name in names]
     except LocalClusterError as error:
         raise click.ClickException(str(error)) from error

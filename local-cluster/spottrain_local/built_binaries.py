@@ -1,4 +1,4 @@
-"""Builds binaries from source: those of the control plane, Kueue and Karpenter.
+"""Builds binaries from source: those of control planes, Kueue and Karpenter.
 
 The go.mod of a module in local-cluster pins the sources.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from spottrain_local.go_module import CONTROL_PLANE_MODULE, GoModule, pinned_version
+from spottrain_local.go_module import CONTROL_PLANE_MODULE, GoModule
 from spottrain_local.layout import LocalClusterError, cache_root
 
 PACKAGES = CONTROL_PLANE_MODULE.packages
@@ -137,20 +137,21 @@ def _display(console: Console) -> Progress:
 
 
 def _linker_flags(module: GoModule) -> str:
-    """Return the flags that leave out what a debugger needs, and the control plane's version stamps.
+    """Return the flags that leave out what a debugger needs, and the version stamps of Kubernetes and Helm.
 
     `go build` omits these outside Kubernetes' own tree, and kubectl parses them.
     """
-    if module is not CONTROL_PLANE_MODULE:
-        return "-s -w"
-    kubernetes = pinned_version("k8s.io/kubernetes")
-    major, minor, _ = kubernetes.removeprefix("v").split(".", 2)
-    stamps = {
-        "k8s.io/component-base/version.gitVersion": kubernetes,
-        "k8s.io/component-base/version.gitMajor": major,
-        "k8s.io/component-base/version.gitMinor": minor,
-        "helm.sh/helm/v4/internal/version.version": pinned_version("helm.sh/helm/v4"),
-    }
+    stamps = {}
+    if "kube-apiserver" in module.packages:
+        kubernetes = module.pinned_version("k8s.io/kubernetes")
+        major, minor, _ = kubernetes.removeprefix("v").split(".", 2)
+        stamps = {
+            "k8s.io/component-base/version.gitVersion": kubernetes,
+            "k8s.io/component-base/version.gitMajor": major,
+            "k8s.io/component-base/version.gitMinor": minor,
+        }
+    if "helm" in module.packages:
+        stamps["helm.sh/helm/v4/internal/version.version"] = module.pinned_version("helm.sh/helm/v4")
     return " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in stamps.items())])
 
 

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from spottrain_local.binaries import CONTROL_PLANE, HELM, METRICS, STREAMS, find_binaries, obtain_binaries
 from spottrain_local.cluster import DEFAULT_NAME, Cluster, Status, list_clusters, open_cluster
+from spottrain_local.go_module import DEFAULT_KUBERNETES, RELEASE_MODULES, KubernetesRelease
 from spottrain_local.install import chart_folder, check_operator_image, install_operator
 from spottrain_local.layout import LocalClusterError, clusters_root
 from spottrain_local.spec import Runtime, load_spec
@@ -114,6 +115,11 @@ def local() -> None:
     help="Run pods as processes of this machine, or in containers with podman, which needs root. Default: process, "
     "or that of the last time.",
 )
+@click.option(
+    "--kubernetes",
+    type=click.Choice(list(RELEASE_MODULES)),
+    help=f"Release of Kubernetes. Default: {DEFAULT_KUBERNETES}, or that of the last time. 1.37 has gang scheduling.",
+)
 @click.option("--no-operator", is_flag=True, help="Do not install spottrain's CRD and operator.")
 @click.option(
     "--no-exec",
@@ -122,7 +128,14 @@ def local() -> None:
     "in the cache.",
 )
 @with_sentences
-def up(cluster: Cluster, nodes_file: Path | None, runtime: Runtime | None, no_operator: bool, no_exec: bool) -> None:
+def up(
+    cluster: Cluster,
+    nodes_file: Path | None,
+    runtime: Runtime | None,
+    kubernetes: KubernetesRelease | None,
+    no_operator: bool,
+    no_exec: bool,
+) -> None:
     """Start a local cluster and install spottrain into it.
 
     A cluster that ran before continues. Its nodes that were taken away stay away: `spottrain local restore` brings
@@ -133,8 +146,9 @@ def up(cluster: Cluster, nodes_file: Path | None, runtime: Runtime | None, no_op
     """
     console = Console(stderr=True)
     with_operator = not no_operator and (chart_folder() / "Chart.yaml").exists()
-    spec = cluster.with_runtime(load_spec(nodes_file) if nodes_file else None, runtime)
-    _obtain_binaries(console, with_operator=with_operator, with_exec=not no_exec)
+    nodes = load_spec(nodes_file) if nodes_file else None
+    spec = cluster.with_choices(nodes, runtime=runtime, kubernetes=kubernetes)
+    _obtain_binaries(console, cluster.release_of(spec), with_operator=with_operator, with_exec=not no_exec)
     started = time.monotonic()
     with console.status("Starting the cluster …") as display:
 
@@ -280,16 +294,16 @@ def restore(cluster: Cluster, nodes: tuple[str, ...]) -> None:
     click.echo(f"Started fresh instances: {', '.join(nodes)}.")
 
 
-def _obtain_binaries(console: Console, *, with_operator: bool, with_exec: bool) -> None:
+def _obtain_binaries(console: Console, release: KubernetesRelease, *, with_operator: bool, with_exec: bool) -> None:
     """Obtain what the cluster needs.
 
     What only some commands of kubectl need may be missing.
     """
     needed = (*CONTROL_PLANE, *([HELM] if with_operator else []))
     try:
-        obtain_binaries((*needed, *((STREAMS, METRICS) if with_exec else ())), console)
+        obtain_binaries((*needed, *((STREAMS, METRICS) if with_exec else ())), console, release=release)
     except LocalClusterError as error:
-        find = find_binaries().find
+        find = find_binaries(release=release).find
         if not all(map(find, needed)):
             raise
         commands = "`kubectl exec`, `attach`, `cp`, `port-forward` and `top`"

@@ -19,6 +19,7 @@ from typing import Any
 
 from spottrain_local.address import port_block
 from spottrain_local.binaries import CONTROL_PLANE, find_binaries
+from spottrain_local.go_module import KubernetesRelease
 from spottrain_local.layout import (
     ClusterLayout,
     LocalClusterError,
@@ -90,6 +91,7 @@ class Cluster:
         running = self.status()
         if running is None:
             wanted = spec or self._last_spec()
+            self._check_release(wanted)
             self._check_runtime(wanted)
             if check:
                 check(wanted)
@@ -103,8 +105,8 @@ class Cluster:
         else:
             if spec and spec != self.spec():
                 raise LocalClusterError(
-                    f"The cluster {self.layout.name} runs with different nodes, or a different runtime. Run "
-                    f"{self.command('down')} first."
+                    f"The cluster {self.layout.name} runs with different nodes, or a different runtime or release of "
+                    f"Kubernetes. Run {self.command('down')} first."
                 )
             supervisor = None
         deadline = time.monotonic() + UP_SECONDS
@@ -266,12 +268,29 @@ class Cluster:
     def _last_spec(self) -> ClusterSpec:
         return self.spec() if self.layout.spec.exists() else DEFAULT_SPEC
 
-    def with_runtime(self, spec: ClusterSpec | None, runtime: Runtime | None) -> ClusterSpec | None:
-        """Return the spec, or that of the last time, with this runtime.
+    def with_choices(
+        self, spec: ClusterSpec | None, *, runtime: Runtime | None = None, kubernetes: KubernetesRelease | None = None
+    ) -> ClusterSpec | None:
+        """Return the spec, or that of the last time, with this runtime and this release of Kubernetes.
 
-        Without a runtime, `spec` is returned unchanged.
+        Without either, `spec` is returned unchanged.
         """
-        return (spec or self._last_spec()).model_copy(update={"runtime": runtime}) if runtime else spec
+        given = {"runtime": runtime, "kubernetes": kubernetes}
+        choices = {name: choice for name, choice in given.items() if choice}
+        return (spec or self._last_spec()).model_copy(update=choices) if choices else spec
+
+    def release_of(self, spec: ClusterSpec | None) -> KubernetesRelease:
+        """Return the release of Kubernetes with which the cluster would start."""
+        return (spec or self._last_spec()).kubernetes
+
+    def _check_release(self, spec: ClusterSpec) -> None:
+        """Refuse an older release of Kubernetes than that of the last time, which may not read the objects."""
+        last = self._last_spec().kubernetes
+        if spec.kubernetes < last:
+            raise LocalClusterError(
+                f"The cluster {self.layout.name} has run Kubernetes {last}, whose objects {spec.kubernetes} may not "
+                f"read. Choose --kubernetes {last}, or delete them with {self.command('down --delete')} first."
+            )
 
     def _check_runtime(self, spec: ClusterSpec) -> None:
         if spec.runtime == "podman":
@@ -285,7 +304,7 @@ class Cluster:
             write_atomically(self.layout.spec, (spec or DEFAULT_SPEC).model_dump_json(by_alias=True, indent=1))
 
     def _start_supervisor(self) -> subprocess.Popen[bytes]:
-        find_binaries(*CONTROL_PLANE)
+        find_binaries(*CONTROL_PLANE, release=self.spec().kubernetes)
         with (self.layout.root / "supervisor.log").open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "spottrain_local.supervisor", "--state", self.layout.root],

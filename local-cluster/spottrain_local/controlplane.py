@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from spottrain_local.binaries import Binaries
+from spottrain_local.go_module import DEFAULT_KUBERNETES, KubernetesRelease
 from spottrain_local.layout import ClusterLayout, write_atomically
 from spottrain_local.node.api import UNREACHABLE, ApiClient, ApiError
 from spottrain_local.pki import Authority, KeyPair, open_authority, open_service_account_key
@@ -29,19 +30,19 @@ FRONT_PROXY = "front-proxy-client"
 NODE_GRACE_SECONDS = 20
 # Rarer garbage collection saves a quarter of the processor time at the start, and costs 90 MB.
 GO_ENVIRONMENT = {"GOGC": "400"}
+# Gang scheduling is beta in 1.37, and off. 1.36 has an alpha of it, which differs.
+GANG_SCHEDULING = "--feature-gates=GenericWorkload=true"
 # These have no use without volumes, clouds and a kubelet's certificates. Each costs watches and memory.
 NEEDLESS_CONTROLLERS = (
     "certificatesigningrequest-approving-controller",
     "certificatesigningrequest-cleaner-controller",
     "certificatesigningrequest-signing-controller",
-    "cloud-node-lifecycle-controller",
     "device-taint-eviction-controller",
     "endpoints-controller",
     "endpointslice-mirroring-controller",
     "ephemeral-volume-controller",
     "horizontal-pod-autoscaler-controller",
     "node-ipam-controller",
-    "node-route-controller",
     "persistentvolume-attach-detach-controller",
     "persistentvolume-binder-controller",
     "persistentvolume-expander-controller",
@@ -49,7 +50,6 @@ NEEDLESS_CONTROLLERS = (
     "persistentvolumeclaim-protection-controller",
     "podcertificaterequest-cleaner-controller",
     "replicationcontroller-controller",
-    "service-lb-controller",
     "storage-version-migrator-controller",
     "volumeattributesclass-protection-controller",
 )
@@ -109,11 +109,16 @@ class ControlPlane:
     binaries: Binaries
     credentials: Credentials
     ports: dict[str, int]
+    kubernetes: KubernetesRelease = DEFAULT_KUBERNETES
 
     @property
     def server(self) -> str:
         """URL of the API server."""
         return f"https://{LOOPBACK}:{self.ports['apiserver']}"
+
+    @property
+    def _has_gangs(self) -> bool:
+        return self.kubernetes != "1.36"
 
     def client(self) -> ApiClient:
         """Return a client with all rights."""
@@ -236,6 +241,7 @@ class ControlPlane:
             "--anonymous-auth=false",
             "--allow-privileged=true",
             "--profiling=false",
+            *([GANG_SCHEDULING, "--runtime-config=scheduling.k8s.io/v1beta1=true"] if self._has_gangs else ()),
             "--v=1",
         )
 
@@ -253,6 +259,7 @@ class ControlPlane:
             f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s",
             "--kube-api-qps=100",
             "--kube-api-burst=200",
+            *([GANG_SCHEDULING] if self._has_gangs else ()),
             "--v=1",
         )
 
@@ -264,6 +271,7 @@ class ControlPlane:
             "--secure-port=0",
             "--kube-api-qps=100",
             "--kube-api-burst=200",
+            *([GANG_SCHEDULING] if self._has_gangs else ()),
             "--v=1",
         )
 

@@ -1,7 +1,7 @@
 """Fetches the control plane's binaries from their releases.
 
-Each file is checked against the SHA-256 that is published beside it. The versions are those of
-local-cluster/controlplane/go.mod.
+Each file is checked against the SHA-256 that is published beside it. The versions are those of go.mod in
+local-cluster/controlplane, and for a further release of Kubernetes, those of that release's folder beside it.
 """
 
 import hashlib
@@ -25,12 +25,11 @@ import requests
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from spottrain_local.go_module import pinned_version
+from spottrain_local.go_module import CONTROL_PLANE_MODULE, KUBERNETES, GoModule, pinned_version
 from spottrain_local.layout import LocalClusterError
 
 T = TypeVar("T")
 
-KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 ETCD = ("etcd", "etcdctl", "etcdutl")
 HELM = ("helm",)
 # What the releases have. Nobody releases the other binaries.
@@ -112,10 +111,10 @@ def mirrors() -> Addresses:
     )
 
 
-def release_files(addresses: Addresses, machine: str) -> list[ReleaseFile]:
+def release_files(addresses: Addresses, machine: str, module: GoModule = CONTROL_PLANE_MODULE) -> list[ReleaseFile]:
     """Return the files of the pinned releases for an architecture.
 
-    `machine` is the kernel's name of it.
+    `machine` is the kernel's name of it. `module` pins Kubernetes.
 
     Raises:
         FetchError: There are none for it.
@@ -123,7 +122,7 @@ def release_files(addresses: Addresses, machine: str) -> list[ReleaseFile]:
     arch = ARCHITECTURES.get(machine)
     if arch is None:
         raise FetchError(f"Kubernetes releases no control plane for {machine}")
-    kubernetes = f"{addresses.kubernetes}/release/{pinned_version('k8s.io/kubernetes')}/bin/linux/{arch}"
+    kubernetes = f"{addresses.kubernetes}/release/{module.pinned_version('k8s.io/kubernetes')}/bin/linux/{arch}"
     version = pinned_version("go.etcd.io/etcd/server/v3")
     etcd, folder = f"{addresses.etcd}/{version}", f"etcd-{version}-linux-{arch}"
     helm = f"{addresses.helm}/helm-{pinned_version('helm.sh/helm/v4')}-linux-{arch}.tar.gz"
@@ -157,6 +156,7 @@ def fetch_binaries(
     into: Path,
     console: Console,
     *,
+    module: GoModule = CONTROL_PLANE_MODULE,
     addresses: Addresses | None = None,
     machine: str | None = None,
     patience: Patience | None = None,
@@ -169,6 +169,7 @@ def fetch_binaries(
         names: The binaries to fetch.
         into: The folder.
         console: Shows the progress.
+        module: Pins the release of Kubernetes.
         addresses: Where the releases are. Default: what `mirrors` returns.
         machine: The architecture, as the kernel names it. Default: that of this machine.
         patience: How long servers may take. Default: `Patience()`.
@@ -181,7 +182,7 @@ def fetch_binaries(
     """
     addresses, patience = addresses or mirrors(), patience or Patience()
     try:
-        every = release_files(addresses, machine or platform.machine())
+        every = release_files(addresses, machine or platform.machine(), module)
     except FetchError as error:
         return [str(error)]
     files = [file for file in every if file.members.keys() & set(names)]

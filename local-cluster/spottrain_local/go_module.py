@@ -1,12 +1,18 @@
-"""The Go modules that pin what is built from source, in local-cluster: controlplane, kueue and karpenter."""
+"""The Go modules in local-cluster, which pin what is fetched or built from source."""
 
 import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final, Literal
 
 from spottrain_local.layout import LocalClusterError, cache_root, checkout_root
+
+# The releases of Kubernetes that a local cluster can run.
+KubernetesRelease = Literal["1.36", "1.37"]
+DEFAULT_KUBERNETES: Final[KubernetesRelease] = "1.36"
+KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +65,23 @@ CONTROL_PLANE_MODULE = GoModule(
         "etcdctl": "go.etcd.io/etcd/etcdctl/v3",
         "etcdutl": "go.etcd.io/etcd/etcdutl/v3",
         "helm": "helm.sh/helm/v4/cmd/helm",
-        "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
-        "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
-        "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+        **{name: f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES},
         "kubelet-streams": "spottrain.dev/local-cluster/controlplane/kubelet-streams",
         "metrics-server": "sigs.k8s.io/metrics-server/cmd/metrics-server",
     },
     minutes="six minutes",
 )
+# The next release of Kubernetes. What it lacks is the control plane module's.
+NEXT_KUBERNETES_MODULE = GoModule(
+    name="kubernetes-1.37",
+    packages={name: f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES},
+    minutes="five minutes",
+)
+# The modules whose binaries make a cluster of each release. The first one that has a binary counts.
+RELEASE_MODULES: Mapping[KubernetesRelease, tuple[GoModule, ...]] = {
+    "1.36": (CONTROL_PLANE_MODULE,),
+    "1.37": (NEXT_KUBERNETES_MODULE, CONTROL_PLANE_MODULE),
+}
 # Only tests of queues need it. An add-on's module has the name of its binary.
 KUEUE_MODULE = GoModule(
     name="kueue",

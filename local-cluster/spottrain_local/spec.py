@@ -11,6 +11,7 @@ from pydantic.alias_generators import to_camel
 from spottrain_api.mistakes import mistakes
 from spottrain_local import shapes
 from spottrain_local.address import MAX_NODES
+from spottrain_local.go_module import DEFAULT_KUBERNETES, KubernetesRelease
 from spottrain_local.layout import LocalClusterError
 
 SYSTEM_POOL = "system"
@@ -145,7 +146,16 @@ class ClusterSpec(_Model):
         Runtime,
         Field(description="Whether pods run as processes of this machine, or in containers with podman."),
     ] = "process"
+    kubernetes: Annotated[
+        KubernetesRelease,
+        Field(description="Release of Kubernetes. 1.37 runs with its gang scheduling switched on."),
+    ] = DEFAULT_KUBERNETES
     nodes: list[NodePool] = Field(default_factory=list, description="Node pools.")
+
+    @field_validator("kubernetes", mode="before")
+    @classmethod
+    def _release_is_text(cls, value: object) -> object:
+        return str(value) if isinstance(value, float) else value
 
     @field_validator("nodes")
     @classmethod

@@ -54,15 +54,17 @@ class Supervisor:
     """One local cluster, from `run` until `stop` is requested."""
 
     def __init__(self, layout: ClusterLayout, spec: ClusterSpec, network: NetworkClaim, working_dir: Path) -> None:
-        binaries = find_binaries(*CONTROL_PLANE)
+        binaries = find_binaries(*CONTROL_PLANE, release=spec.kubernetes)
         ports = network.ports([*PORT_NAMES, *STORE_PORT_NAMES, *GRPC_PORT_NAMES, METRICS_PORT_NAME])
         self.layout = layout
         self.network = network
         self.in_containers = spec.runtime == "podman"
+        self.kubernetes = spec.kubernetes
         gateway = gateway_ip(network.number) if self.in_containers else ""
         self.control_plane = ControlPlane(
             layout=layout,
             binaries=binaries,
+            kubernetes=spec.kubernetes,
             credentials=issue_credentials(layout.pki, [gateway] if gateway else []),
             ports=ports,
         )
@@ -103,6 +105,7 @@ class Supervisor:
         return {
             "name": self.layout.name,
             "runtime": "podman" if self.in_containers else "process",
+            "kubernetes": self.kubernetes,
             "ready": not waiting_for,
             "waitingFor": waiting_for,
             "server": self.control_plane.server,

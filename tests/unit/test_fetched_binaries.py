@@ -15,14 +15,13 @@ from release_server import Fault, ReleaseServer, archive, hangs, is_a_login_page
 from spottrain_local.fetched_binaries import (
     ETCD,
     HELM,
-    KUBERNETES,
     RELEASED,
     Addresses,
     Patience,
     fetch_binaries,
     mirrors,
 )
-from spottrain_local.go_module import pinned_version
+from spottrain_local.go_module import KUBERNETES, NEXT_KUBERNETES_MODULE, pinned_version
 from spottrain_local.layout import LocalClusterError
 
 ARCH = "amd64"
@@ -66,6 +65,21 @@ def test_etcds_programs_have_one_version() -> None:
     """They come in one archive."""
     modules = ("server", "etcdctl", "etcdutl")
     assert len({pinned_version(f"go.etcd.io/etcd/{module}/v3") for module in modules}) == 1
+
+
+def test_the_next_kubernetes_is_fetched_from_its_own_release(server: ReleaseServer, tmp_path: Path) -> None:
+    path = ReleaseServer.kubernetes("kube-scheduler", ARCH, NEXT_KUBERNETES_MODULE)
+    assert "/v1.37." in path
+    server.publish(path, b"newer")
+    fetched = fetch_binaries(
+        ["kube-scheduler"],
+        tmp_path,
+        QUIET,
+        module=NEXT_KUBERNETES_MODULE,
+        addresses=server.addresses,
+        machine="x86_64",
+    )
+    assert (fetched, (tmp_path / "kube-scheduler").read_bytes()) == ([], b"newer")
 
 
 def test_another_architecture_has_files_of_its_own(tmp_path: Path) -> None:

@@ -25,10 +25,12 @@ from spottrain_local.binaries import (
 )
 from spottrain_local.built_binaries import PACKAGES, build_binaries
 from spottrain_local.cli import local
+from spottrain_local.cluster import Cluster
 from spottrain_local.fetched_binaries import RELEASED
-from spottrain_local.go_module import GoModule
+from spottrain_local.go_module import KUBERNETES, NEXT_KUBERNETES_MODULE, GoModule, KubernetesRelease
 from spottrain_local.install import find_helm
-from spottrain_local.layout import LocalClusterError, checkout_root
+from spottrain_local.layout import ClusterLayout, LocalClusterError, checkout_root
+from spottrain_local.spec import DEFAULT_SPEC, load_spec
 
 FAKE_GO = """#!/bin/sh
 # Stands in for the Go tool: answers as it does, and "compiles" by touching files.
@@ -77,16 +79,16 @@ class Source:
     asked: list[set[str]] = field(default_factory=list)
     error: LocalClusterError | None = None
 
-    def fetch(self, names: Collection[str], into: Path, console: Console) -> Collection[str]:
+    def fetch(self, names: Collection[str], into: Path, console: Console, *, module: GoModule) -> Collection[str]:
         self.asked.append(set(names))
         for name in set(names) & set(self.has):
-            (into / name).write_text(name)
+            (into / name).write_text(f"{name} of {module.name}")
         if self.error:
             raise self.error
         return self.failures
 
-    def build(self, names: Collection[str], into: Path, console: Console) -> None:
-        self.fetch(names, into, console)
+    def build(self, names: Collection[str], into: Path, console: Console, *, module: GoModule) -> None:
+        self.fetch(names, into, console, module=module)
 
 
 @dataclass
@@ -104,7 +106,7 @@ def obtain(*names: str, released: Source, sources: Source | None = None) -> Obta
     output = StringIO()
     binaries = obtain_binaries(names, Console(file=output, width=80), fetch=released.fetch, build=sources.build)
     assert binaries == find_binaries(*names)
-    assert all(binaries.path(name).read_text() == name for name in names)
+    assert all(binaries.path(name).read_text() == f"{name} of controlplane" for name in names)
     return Obtained(said=output.getvalue(), fetched=released.asked, built=sources.asked)
 
 
@@ -279,6 +281,60 @@ def test_a_cluster_starts_without_what_only_some_commands_need(
     assert re.search(r"`kubectl exec`, .* and `top` will not work\. [^`]*`\S+go build` failed", done.output)
     assert "no module proxy" in done.output
     assert "The cluster's state cannot be written" in done.output
+
+
+def test_the_next_kubernetes_comes_of_a_module_of_its_own_and_the_rest_is_shared(cache: Path) -> None:
+    def obtained(release: KubernetesRelease) -> dict[str, str]:
+        source = Source(PACKAGES)
+        names = [*CONTROL_PLANE, HELM]
+        binaries = obtain_binaries(
+            names, Console(quiet=True), release=release, fetch=source.fetch, build=source.build
+        )
+        assert binaries == find_binaries(*names, release=release)
+        return {name: binaries.path(name).read_text().rpartition(" ")[2] for name in names}
+
+    default = dict.fromkeys([*CONTROL_PLANE, HELM], "controlplane")
+    assert obtained("1.36") == default
+    assert obtained("1.37") == default | dict.fromkeys(KUBERNETES, NEXT_KUBERNETES_MODULE.name)
+    assert obtained("1.36") == default
+
+
+def test_the_next_kubernetes_is_built_with_its_own_version_stamp(fake_go: Path, tmp_path: Path) -> None:
+    fake_go.write_text(FAKE_GO.replace("AFTER", f'echo "$@" > {tmp_path}/said'))
+    (tmp_path / "built").mkdir()
+    build_binaries(["kube-scheduler"], tmp_path / "built", Console(quiet=True), module=NEXT_KUBERNETES_MODULE)
+    said = (tmp_path / "said").read_text()
+    assert re.search(r"version\.gitVersion=v1\.37\.\d+ .*gitMajor=1 .*gitMinor=37", said)
+    assert "helm" not in said
+
+
+def test_foreign_binaries_are_of_no_other_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    with pytest.raises(LocalClusterError, match=r"KUBEBUILDER_ASSETS names .* Kubernetes 1\.37\. Unset"):
+        obtain_binaries(CONTROL_PLANE, Console(quiet=True), release="1.37")
+
+
+@pytest.mark.parametrize("written", ["1.37", '"1.37"'])
+def test_a_file_of_nodes_may_name_a_release_of_kubernetes(written: str, tmp_path: Path) -> None:
+    (tmp_path / "nodes.yaml").write_text(f"kubernetes: {written}\nnodes: []\n")
+    assert load_spec(tmp_path / "nodes.yaml").kubernetes == "1.37"
+    (tmp_path / "nodes.yaml").write_text("kubernetes: 1.35\nnodes: []\n")
+    with pytest.raises(LocalClusterError, match=r"kubernetes: .*1\.36.* or .*1\.37"):
+        load_spec(tmp_path / "nodes.yaml")
+
+
+def test_a_cluster_keeps_its_kubernetes_and_never_goes_back(tmp_path: Path) -> None:
+    cluster = Cluster(layout=ClusterLayout(root=tmp_path / "lab"))
+    newer = cluster.with_choices(None, kubernetes="1.37")
+    assert newer == DEFAULT_SPEC.model_copy(update={"kubernetes": "1.37"})
+    assert cluster.release_of(None) == "1.36"
+    cluster.layout.root.mkdir()
+    cluster.layout.spec.write_text(newer.model_dump_json(by_alias=True))
+    assert (cluster.with_choices(None), cluster.release_of(None)) == (None, "1.37")
+    with pytest.raises(
+        LocalClusterError, match=r"has run Kubernetes 1\.37, .* `spottrain local down --delete --name lab`"
+    ):
+        cluster.up(DEFAULT_SPEC)
 
 
 def test_foreign_binaries_must_be_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

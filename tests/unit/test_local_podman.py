@@ -76,8 +76,8 @@ def test_the_last_line_is_what_counts(printed: str, line: str) -> None:
 def test_a_cluster_keeps_its_runtime_until_another_is_named(tmp_path: Path) -> None:
     cluster = Cluster(layout=ClusterLayout(root=tmp_path))
     own = ClusterSpec(nodes=[NodePool(name="a")])
-    assert cluster.with_runtime(None, None) is None
-    assert cluster.with_runtime(own, None) == own
-    assert cluster.with_runtime(None, "podman") == DEFAULT_SPEC.model_copy(update={"runtime": "podman"})
+    assert cluster.with_choices(None) is None
+    assert cluster.with_choices(own) == own
+    assert cluster.with_choices(None, runtime="podman") == DEFAULT_SPEC.model_copy(update={"runtime": "podman"})
     cluster.layout.spec.write_text(own.model_copy(update={"runtime": "podman"}).model_dump_json(by_alias=True))
-    assert cluster.with_runtime(None, "process") == own
+    assert cluster.with_choices(None, runtime="process") == own
