@@ -122,6 +122,7 @@ class World:
     allowed_networks: frozenset[Network] = frozenset()
     control: ControlAddress = ControlAddress(url="https://control:8443", ca="CA")
     isolates_jobs: bool = False
+    groups_pods: bool = False
     uses_kueue: bool = False
     uses_karpenter: bool = False
     restarts: bool = True  # the operator, after a pass that failed
@@ -150,6 +151,7 @@ class World:
             listening_since=lambda: started_at,
             site=Site(
                 allowed_networks=self.allowed_networks,
+                groups_pods=self.groups_pods,
                 uses_kueue=self.uses_kueue,
                 uses_karpenter=self.uses_karpenter,
             ),

@@ -113,6 +113,8 @@ OPERATOR: Mapping[str, str] = {
     "Default: none. The chart's value jobs.allowedNetworks.",
     "SPOTTRAIN_NETWORK_POLICIES": "Whether each job gets a NetworkPolicy: `true` or `false`. Default: false. "
     "The chart's value jobs.networkPolicies.",
+    "SPOTTRAIN_POD_GROUPS": "Whether each job gets a PodGroup: `true` or `false`. Default: false. The chart's value "
+    "jobs.podGroups.",
     "SPOTTRAIN_KUEUE": "Whether jobs may wait in queues of Kueue: `true` or `false`. Default: false. The chart's "
     "value kueue.enabled.",
     "SPOTTRAIN_KARPENTER": "Whether the operator makes NodePools of Karpenter for pools with a nodeClass: `true` or "

@@ -522,6 +522,11 @@ EVENTS: Mapping[str, Reason] = {
         meaning="A pod was refused, for example by a quota or an admission rule, or has no place in capacity.pools.",
         action="The message quotes the refusal.",
     ),
+    EventReason.PODS_NOT_GROUPED: Reason(
+        meaning="The chart's value jobs.podGroups is set, and the job can't have a PodGroup. Its pods get nodes one "
+        "by one.",
+        action="The message says whether the cluster serves no PodGroups, or quotes the refusal.",
+    ),
     EventReason.PODS_END_EARLY: _PODS_END_EARLY,
     EventReason.GENERATION_STARTED: Reason(
         meaning="A generation starts; the message lists its members and where it resumes."

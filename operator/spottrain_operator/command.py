@@ -125,6 +125,12 @@ def _https(_context: click.Context, option: click.Parameter, text: str) -> str:
     help="Create a NetworkPolicy for each job, by which only its own pods reach its pods.",
 )
 @click.option(
+    "--pod-groups/--no-pod-groups",
+    envvar="SPOTTRAIN_POD_GROUPS",
+    default=False,
+    help="Create a PodGroup for each job, by which it gets the nodes of nodes.min at once, or none.",
+)
+@click.option(
     "--kueue/--no-kueue",
     envvar="SPOTTRAIN_KUEUE",
     default=False,
@@ -164,6 +170,7 @@ def main(
     spot_labels: dict[str, str],
     allowed_networks: tuple[str, ...],
     network_policies: bool,
+    pod_groups: bool,
     kueue: bool,
     karpenter: bool,
     namespaces_assign_ids: bool,
@@ -206,6 +213,7 @@ def main(
             watcher_port=watcher_port,
             allowed_networks=frozenset(Network(name) for name in allowed_networks),
             isolates_jobs=network_policies,
+            groups_pods=pod_groups,
             uses_kueue=kueue,
             uses_karpenter=karpenter,
             assigns_ids=namespaces_assign_ids,

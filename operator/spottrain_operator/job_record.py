@@ -10,6 +10,7 @@ from spottrain_operator.objects.costs import Spending
 from spottrain_operator.objects.history import Course
 from spottrain_operator.objects.isolation import IsolationState
 from spottrain_operator.objects.pod_events import KnownTroubles
+from spottrain_operator.objects.pod_groups import GroupState
 from spottrain_operator.tracing import Request
 
 
@@ -25,6 +26,7 @@ class JobRecord:
         held: The nodes that the job held in the newest pass.
         annotating: When to annotate its pods again, if that is refused.
         isolation: Whether its NetworkPolicy was created.
+        group: Its PodGroup.
         troubles: What is known of why its pods don't start.
         course: The points of its history that are yet to be written.
         spending: What it cost, as far as that is yet to be recorded.
@@ -37,6 +39,7 @@ class JobRecord:
     held: tuple[HeldNode, ...] = ()
     annotating: Retry = field(default_factory=Retry)
     isolation: IsolationState = field(default_factory=IsolationState)
+    group: GroupState = field(default_factory=GroupState)
     troubles: KnownTroubles = field(default_factory=KnownTroubles)
     course: Course = field(default_factory=Course)
     spending: Spending = field(default_factory=Spending)

@@ -65,6 +65,7 @@ from spottrain_operator.objects.observe import (
 )
 from spottrain_operator.objects.placement import DEFAULT_SITE, Site
 from spottrain_operator.objects.pod_events import PodEvents
+from spottrain_operator.objects.pod_groups import PodGroups, group_to_join
 from spottrain_operator.objects.pods import annotate_pod, template_hash
 from spottrain_operator.objects.profiles import ProfileFinder
 from spottrain_operator.objects.queues import Queues
@@ -126,6 +127,7 @@ class Reconciler:
         self._isolation = isolation
         self._queues = Queues(cluster, site)
         self._node_pools = NodePoolKeeper(cluster, site)
+        self._groups = PodGroups(cluster)
         self._control = control
         self._site = site
         self._now = now
@@ -171,7 +173,10 @@ class Reconciler:
         try:
             if self._isolation is not None and decided.status.phase not in FINISHED_PHASES:
                 await self._isolation.isolate(job, record.isolation, self._now())
-            await self._apply(key, record, job, written, decided.actions)
+            if self._site.groups_pods and decided.status.phase not in FINISHED_PHASES:
+                await self._group(record, job, written, decided.actions)
+            group = group_to_join(written, record.group, observed.pods)
+            await self._apply(key, record, job, written, decided.actions, group)
             await self._give_address(key, pods)
         except Exception as error:
             failure = error  # the status has the decision: no later pass makes it again, and records it
@@ -277,16 +282,29 @@ class Reconciler:
         job = await self._cluster.replace(JOBS, new, subresource="status")
         return job, replace(view, status=job_status(job))
 
+    async def _group(self, record: JobRecord, job: Manifest, view: JobView, actions: Sequence[Action]) -> None:
+        """Keep the job's PodGroup, and say once why there is none."""
+        before_pods = any(isinstance(action, CreatePod) for action in actions)
+        if said := await self._groups.keep(view, record.group, self._now(), before_pods=before_pods):
+            event = Event(type="Warning", reason=EventReason.PODS_NOT_GROUPED.value, message=said)
+            await self._events.record(job, event)
+
     async def _apply(
-        self, key: JobKey, record: JobRecord, job: Manifest, view: JobView, actions: Sequence[Action]
+        self,
+        key: JobKey,
+        record: JobRecord,
+        job: Manifest,
+        view: JobView,
+        actions: Sequence[Action],
+        group: str,
     ) -> None:
-        """Do all actions concurrently. One that fails doesn't stop the others.
+        """Do all actions concurrently. One that fails doesn't stop the others. New pods join the PodGroup `group`.
 
         A refused pod doesn't fail the pass, so that the job's running pods are looked after as before.
         """
         if not record.annotating.is_due(self._now()):
             actions = [action for action in actions if not protects(action)]
-        doing = [self._do(view, action) for action in actions]
+        doing = [self._do(view, action, group) for action in actions]
         results = await asyncio.gather(*doing, return_exceptions=True)
         failed = [(a, e) for a, e in zip(actions, results, strict=True) if isinstance(e, BaseException)]
         refusals = [(a, e) for a, e in failed if isinstance(a, CreatePod) and isinstance(e, RefusedError)]
@@ -306,13 +324,13 @@ class Reconciler:
             if failure not in refused and failure not in unprotected:
                 raise failure
 
-    async def _do(self, job: JobView, action: Action) -> None:
+    async def _do(self, job: JobView, action: Action, group: str) -> None:
         if isinstance(action, WorkloadAction):
             await self._queues.act(job, action, self._now())
         elif isinstance(action, NodePoolAction):
             await self._node_pools.act(job, action)
         else:
-            await apply(self._cluster, job, action, control=self._control(), site=self._site)
+            await apply(self._cluster, job, action, control=self._control(), site=self._site, group=group)
 
     async def _leave_alone(self, job: Manifest, error: NotUnderstoodError) -> PassResult:
         """Report that this version can't manage the job, which a newer one wrote.

@@ -20,6 +20,7 @@ from spottrain_operator.kube.lease import LEASE_NAME
 from spottrain_operator.kube.resources import (
     DEFINITIONS,
     NODE_POOLS,
+    POD_GROUPS,
     PRIORITY_CLASSES,
     WORKLOAD_PRIORITY_CLASSES,
     WORKLOADS,
@@ -100,6 +101,10 @@ KUEUE_RIGHTS = (
 KARPENTER_RIGHTS = (
     Right(group=NODE_POOLS.group, resource=NODE_POOLS.plural, verbs=(*READ, "create", "update", "delete")),
     Right(group=DEFINITIONS.group, resource=DEFINITIONS.plural, verbs=("get",), name=definition_of(NODE_POOLS)),
+)
+# And with jobs.podGroups.
+POD_GROUP_RIGHTS = (
+    Right(group=POD_GROUPS.group, resource=POD_GROUPS.plural, verbs=("create", "patch"), of_jobs=True),
 )
 
 

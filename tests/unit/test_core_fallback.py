@@ -15,11 +15,12 @@ from scene import NOW, Scene, at, pod, training_job, waiting_job
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.v1alpha1.status import Condition, Phase
 from spottrain_operator.core.model import CreatePod, DeletePod, KeptAway
-from spottrain_operator.core.words.scheduling import UNSEEN
+from spottrain_operator.core.words.scheduling import INCOMPLETE, UNSEEN
 
 FULL = "0/7 nodes are available: 4 node(s) didn't match pod anti-affinity rules."
 NO_SPOT = "0/7 nodes are available: 7 node(s) didn't match Pod's node affinity/selector."
 GATED = "Scheduling is blocked due to non-empty scheduling gates"
+OF_GROUP = "minCount (4) cannot be satisfied: 1 scheduled, 2 remaining"
 NO_CLAIM = 'persistentvolumeclaim "data" not found. not found'
 TRIED_AGAIN = (
     "On-demand nodes stand in for spot nodes, which are tried again at {} UTC (capacity.fallback.returnAfterSeconds)"
@@ -159,8 +160,8 @@ def test_a_finished_job_waits_for_no_spot_nodes(seconds: float) -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [NO_CLAIM, GATED, UNSEEN, 'waiting for resourceclaim "gpus" not found'],
-    ids=["claim of a volume", "gates", "no scheduler", "claim of devices"],
+    [NO_CLAIM, GATED, UNSEEN, 'waiting for resourceclaim "gpus" not found', OF_GROUP],
+    ids=["claim of a volume", "gates", "no scheduler", "claim of devices", "the rest of its PodGroup"],
 )
 def test_a_pod_that_no_spot_node_would_help_is_no_sign_that_they_are_short(said: str) -> None:
     scene = short_of_spot(said, capacity={}).decided().later(3600)
@@ -226,6 +227,14 @@ def test_an_edit_that_leaves_on_demand_nodes_no_place_ends_the_fallback(capacity
         (
             GATED,
             "Wait until the controller that set the pod's spec.schedulingGates, such as Kueue, removes them",
+        ),
+        (
+            INCOMPLETE,
+            "See why the others are not created, or start the scheduler that podTemplate.schedulerName names",
+        ),
+        (
+            OF_GROUP,
+            "The job gets as many nodes as nodes.min at once, or none: see what its other pods wait for",
         ),
     ],
 )

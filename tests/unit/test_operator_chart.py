@@ -38,7 +38,7 @@ from spottrain_operator.control_api.certificate_keeper import SECRET_NAME
 from spottrain_operator.kube.lease import LeaseSettings
 from spottrain_operator.kube.scope import Scope
 from spottrain_operator.objects.placement import TEMPLATES, TERMS, Site, node_affinity
-from spottrain_operator.rights import KARPENTER_RIGHTS, KUEUE_RIGHTS, RIGHTS, Right
+from spottrain_operator.rights import KARPENTER_RIGHTS, KUEUE_RIGHTS, POD_GROUP_RIGHTS, RIGHTS, Right
 from spottrain_operator.selfcheck import main as selfcheck
 
 ROOT = Path(__file__).parents[2]
@@ -111,18 +111,25 @@ def test_the_roles_grant_the_rights_that_the_code_asks_for(rendered: list[dict[s
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-@pytest.mark.parametrize(("other", "rights"), [("kueue", KUEUE_RIGHTS), ("karpenter", KARPENTER_RIGHTS)])
+@pytest.mark.parametrize(
+    ("value", "option", "rights"),
+    [
+        ("kueue.enabled", "kueue", KUEUE_RIGHTS),
+        ("karpenter.enabled", "karpenter", KARPENTER_RIGHTS),
+        ("jobs.podGroups", "pod_groups", POD_GROUP_RIGHTS),
+    ],
+)
 def test_the_operator_has_rights_on_others_objects_only_if_it_uses_them(
-    other: str, rights: tuple[Right, ...], enabled: bool, monkeypatch: pytest.MonkeyPatch
+    value: str, option: str, rights: tuple[Right, ...], enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objects = render("--set", f"{other}.enabled={str(enabled).lower()}")
+    objects = render("--set", f"{value}={str(enabled).lower()}")
     more = rights if enabled else ()
     assert granted_to("operator", objects) == {sorted_verbs(right) for right in (*RIGHTS["operator"], *more)}
     [deployment] = [each for each in objects if each["kind"] == "Deployment"]
     for variable in deployment["spec"]["template"]["spec"]["containers"][0]["env"]:
         if "value" in variable:
             monkeypatch.setenv(variable["name"], variable["value"])
-    assert main.make_context("operator", []).params[other] is enabled
+    assert main.make_context("operator", []).params[option] is enabled
 
 
 def sorted_verbs(right: Right) -> Right:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -53,6 +54,8 @@ def test_a_pod_that_no_scheduler_looks_at_says_so_with_its_newest_warning() -> N
     missing = 'PodResourceClaim eight: resourceclaimtemplates "eight" not found'
     events = [{"type": "Warning", "message": missing}, {"type": "Normal", "message": "Created"}]
     assert with_events(new, events, LATER).waiting_message == f"no scheduler has looked at it: {missing}"
+    grouped = with_events(replace(new, group="g"), [], LATER)
+    assert grouped.waiting_message == "the scheduler waits until as many of the job's pods exist as nodes.min"
     assert with_events(pod(1, **NOT_UP), [], LATER).unschedulable_since is None, "it has a node"
 
 

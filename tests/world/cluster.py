@@ -32,6 +32,7 @@ from spottrain_operator.kube.resources import (
     NETWORK_POLICIES,
     NODE_POOLS,
     NODES,
+    POD_GROUPS,
     PODS,
     PROFILES,
     SECRETS,
@@ -72,6 +73,7 @@ class MemoryCluster:
         self.histories: dict[Key, Manifest] = self._objects[HISTORIES]
         self.costs: dict[Key, Manifest] = self._objects[COSTS]
         self.network_policies: dict[Key, Manifest] = self._objects[NETWORK_POLICIES]
+        self.pod_groups: dict[Key, Manifest] = self._objects[POD_GROUPS]
         self.workloads: dict[Key, Manifest] = self._objects[WORKLOADS]
         self.nodes: dict[str, Manifest] = self._objects[NODES]
         self.node_pools: dict[str, Manifest] = self._objects[NODE_POOLS]

@@ -106,6 +106,7 @@ class EventReason(StrEnum):
 
     PODS_CREATED = "PodsCreated"
     POD_NOT_CREATED = "PodNotCreated"
+    PODS_NOT_GROUPED = "PodsNotGrouped"
     PODS_END_EARLY = "PodsEndEarly"
     GENERATION_STARTED = "GenerationStarted"
     STRATEGY_CHOSEN = "StrategyChosen"

@@ -77,6 +77,7 @@ class PodView:
     container_started: bool = False  # the container runs, or has run
     pool: str | None = None
     pool_hash: str | None = None  # None: it has no pool
+    group: str = ""  # the PodGroup that it is in
     protection: Mapping[str, str] = field(default_factory=dict)  # annotations that ask autoscalers to leave the node
 
     @property

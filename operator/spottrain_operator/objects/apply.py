@@ -14,9 +14,17 @@ from spottrain_operator.objects.pods import JobRef, annotate_pod, build_pod
 
 
 async def apply(
-    cluster: Cluster, job: JobView, action: JobAction, *, control: ControlAddress, site: Site = DEFAULT_SITE
+    cluster: Cluster,
+    job: JobView,
+    action: JobAction,
+    *,
+    control: ControlAddress,
+    site: Site = DEFAULT_SITE,
+    group: str = "",
 ) -> None:
     """Do one action. Every action is idempotent: a second time, it changes nothing.
+
+    New pods join the PodGroup `group`, if any.
 
     Raises:
         ClusterError: It failed, but may succeed later.
@@ -25,7 +33,7 @@ async def apply(
     match action:
         case CreatePod():
             _check_network(job, site)
-            await _create_pod(cluster, job, action, control, site)
+            await _create_pod(cluster, job, action, control, site, group)
         case DeletePod():
             await cluster.delete(
                 PODS, action.name, namespace=job.namespace, uid=action.uid, grace_seconds=action.grace_seconds
@@ -48,7 +56,9 @@ def _check_network(job: JobView, site: Site) -> None:
         )
 
 
-async def _create_pod(cluster: Cluster, job: JobView, action: CreatePod, control: ControlAddress, site: Site) -> None:
+async def _create_pod(
+    cluster: Cluster, job: JobView, action: CreatePod, control: ControlAddress, site: Site, group: str
+) -> None:
     try:
         pod = build_pod(
             JobRef(namespace=job.namespace, name=job.name, uid=job.uid),
@@ -58,6 +68,7 @@ async def _create_pod(cluster: Cluster, job: JobView, action: CreatePod, control
             capacity_type=action.capacity_type,
             pool=action.pool,
             avoided=action.avoided,
+            group=group,
             control=control,
             site=site,
         )

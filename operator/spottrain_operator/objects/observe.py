@@ -194,6 +194,7 @@ def pod_view(pod: Manifest) -> PodView:
         container_started="running" in state or bool(terminated and not failed_start),
         pool=annotations.get(ANNOTATION_POOL),
         pool_hash=annotations.get(ANNOTATION_POOL_HASH),
+        group=(pod["spec"].get("schedulingGroup") or {}).get("podGroupName", ""),
         protection={name: annotations[name] for name in PROTECTION if name in annotations},
     )
 

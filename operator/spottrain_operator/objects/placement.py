@@ -104,6 +104,7 @@ class Site:
         allowed_networks: Values of podTemplate.network that jobs may ask for.
         uses_kueue: Whether jobs may wait in queues of Kueue.
         uses_karpenter: Whether the operator makes NodePools of Karpenter for pools that name a node class.
+        groups_pods: Whether each job gets a PodGroup.
         isolates_jobs: Whether each job gets a NetworkPolicy.
         assigns_ids: Whether the cluster gives pods user and group ids of their namespace, as OpenShift does.
         log_format: Form of the log lines of trainer pods.
@@ -114,6 +115,7 @@ class Site:
     allowed_networks: frozenset[Network] = frozenset()
     uses_kueue: bool = False
     uses_karpenter: bool = False
+    groups_pods: bool = False
     isolates_jobs: bool = False
     assigns_ids: bool = False
     log_format: LogFormat = LogFormat.TEXT

@@ -14,7 +14,7 @@ from datetime import datetime
 from spottrain_api.contract.conditions import WaitingReason
 from spottrain_operator.core.model import CANNOT_START, PodView
 from spottrain_operator.core.timing import DEFAULT_TIMING, Timing, after, seconds_between
-from spottrain_operator.core.words.scheduling import UNSEEN
+from spottrain_operator.core.words.scheduling import INCOMPLETE, UNSEEN
 from spottrain_operator.kube.cluster import Cluster
 from spottrain_operator.kube.errors import ClusterError
 from spottrain_operator.kube.identities import JobKey
@@ -145,7 +145,7 @@ def with_events(pod: PodView, events: Sequence[Manifest], now: datetime, timing:
         return replace(
             pod,
             waiting_reason="Unschedulable",
-            waiting_message=": ".join(part for part in (UNSEEN, quoted(warned)) if part),
+            waiting_message=": ".join(part for part in (INCOMPLETE if pod.group else UNSEEN, quoted(warned)) if part),
             unschedulable_since=after(pod.created_at, timing.unseen_by_scheduler),
         )
     if _backs_off(pod):

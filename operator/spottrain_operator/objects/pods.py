@@ -86,9 +86,10 @@ def build_pod(
     pool: str | None,
     control: ControlAddress,
     avoided: Sequence[str] = (),
+    group: str = "",
     site: Site = DEFAULT_SITE,
 ) -> Manifest:
-    """Build the manifest of the pod `name`. It lands on none of the nodes `avoided`.
+    """Build the manifest of the pod `name`, in the PodGroup `group` if any. It lands on none of the nodes `avoided`.
 
     Raises:
         ValueError: The job's pools have no place for this capacity type.
@@ -129,6 +130,7 @@ def build_pod(
     optional = {
         "initContainers": beside(spec),
         "schedulerName": template.scheduler_name,
+        "schedulingGroup": {"podGroupName": group} if group else {},
         "topologySpreadConstraints": spread(template, job_uid=job.uid),
         "resourceClaims": [claim.to_dict() for claim in template.resource_claims],
         "nodeSelector": template.node_selector,

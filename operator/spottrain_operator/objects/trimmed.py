@@ -42,7 +42,7 @@ _POD_METADATA = (
 )
 _POD_LABELS = (LABEL_JOB, LABEL_JOB_UID, LABEL_SEQUENCE, LABEL_CAPACITY_TYPE, LABEL_TEMPLATE_HASH)
 _OWNER = ("kind", "name", "uid", "controller")
-_POD_SPEC = ("nodeName", "terminationGracePeriodSeconds")
+_POD_SPEC = ("nodeName", "schedulingGroup", "terminationGracePeriodSeconds")
 _POD_STATUS = ("phase", "reason", "message", "podIP")
 _POD_CONDITIONS = ("PodScheduled", "ContainersReady", "Ready", "DisruptionTarget")
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")

@@ -16,8 +16,11 @@ _NO_ROOM = (
 )
 _ONE_A_NODE = "A job runs one pod a node: add nodes{}, or lower nodes.min to train with fewer"
 _FULL_NODES = "Nodes with Insufficient are full with others' pods, or too small: kubectl describe node shows which"
-# What is said of a pod of which no scheduler says anything.
+# What is said of a pod of which no scheduler says anything, and of one that is in a PodGroup.
 UNSEEN = "no scheduler has looked at it"
+INCOMPLETE = "the scheduler waits until as many of the job's pods exist as nodes.min"
+# What the scheduler says of a pod of a PodGroup that it has not looked at, or for which there is a node.
+_OF_GROUP = "mincount ("
 # What the scheduler's message may contain, in lower case, and what to change then. The first that fits counts. The
 # scheduler counts a node at the first check that it fails, so the order is that of its checks, from the last one:
 # nodes of the other capacity type fail the first, and say nothing about those that the pod may have.
@@ -27,6 +30,8 @@ _NOT_OF_NODES = (
         "scheduling gates",
         "Wait until the controller that set the pod's spec.schedulingGates, such as Kueue, removes them",
     ),
+    (INCOMPLETE, "See why the others are not created, or start the scheduler that podTemplate.schedulerName names"),
+    (_OF_GROUP, "The job gets as many nodes as nodes.min at once, or none: see what its other pods wait for"),
     (UNSEEN, "Start the scheduler that podTemplate.schedulerName names, or correct the name"),
     ("persistentvolumeclaim", "Create and bind the claim, or correct podTemplate.volumes"),
 )
