@@ -12,8 +12,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.prune import l1_unstructured
 from torch.utils.checkpoint import checkpoint
 
-# Two ranks have shards of different sizes, or one of them has none.
-GLOBAL_BATCH, MICRO_BATCH, WIDTH, STEPS_A_WORLD = 8, 2, 5, 2
+# Two ranks, and three, have shards of different sizes, or one of them has none.
+GLOBAL_BATCH, MICRO_BATCH, WIDTH, STEPS_A_WORLD = 12, 2, 5, 2
 CLIP, DECAY = 1.0, 0.7
 Sample = dict[str, torch.Tensor]
 

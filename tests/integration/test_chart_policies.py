@@ -354,11 +354,14 @@ def watcher(site: Site, tmp_path: Path) -> Iterator[Callable[..., str]]:
     def patch(node: str, change: Object, *, token: str = bound) -> str:
         """What refuses a change to the node as it is. One that controllers change meanwhile is read again."""
         name = f"{node}-{site.name}"
-        while True:
+
+        def answer() -> str:
             changed = _based_on(site.kubectl.get("node", name), change)
-            answer = refusal(lambda: servers[token].patch("node", name, changed, kept=False))
-            if "the object has been modified" not in answer:
-                return answer
+            return refusal(lambda: servers[token].patch("node", name, changed, kept=False))
+
+        while "the object has been modified" in (refused := answer()):
+            pass
+        return refused
 
     patch.of_nobody = of_nobody  # type: ignore[attr-defined]
     yield patch
