@@ -309,3 +309,12 @@ def test_twenty_traces_without_a_deadline(stands_in: bool) -> None:
             print(f"{kind} {seed}: {lived.cost:.1f}, oracle {best.cost:.1f}, {ratios[-1]:.3f}")
     print(f"mean: {sum(ratios) / len(ratios):.3f}")
     assert sum(ratios) / len(ratios) < 1.05
+
+
+def test_a_planned_drain_has_time_for_a_step_that_takes_minutes() -> None:
+    """On one node instead of four, a step takes four times as long. A drain that is cut off loses it."""
+    slow = training().model_copy(update={"step_seconds": 240.0})
+    suspended = training_job().all_say(progress=slow).spec(runPolicy={"suspend": True}).plan().status.generation
+    assert suspended is not None
+    assert suspended.deadline is not None
+    assert (suspended.deadline - NOW).total_seconds() == 3 * 240.0

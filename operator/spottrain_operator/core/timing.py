@@ -65,7 +65,7 @@ class Timing:
     just_now: float = 1.2
     # Time for a drain without a deadline: enough for a large checkpoint, but not for a hang. If the generation has
     # saved, it is at least this many times a save: one may be under way, another follows, and the store may be
-    # slower.
+    # slower. The same of a step: one is under way, and the ranks may agree only in the next.
     planned_drain: float = 120.0
     planned_drain_saves: int = 3
     # For a preemption without a known deadline (the watcher's taint without its notice, or a deadline that has

@@ -83,9 +83,12 @@ def _escalation(
 
 
 def _planned_seconds(situation: Situation, generation: GenerationStatus) -> float:
-    """Time for a drain that nothing forces, with room for saves as measured."""
-    saves = (p.checkpoint.total_seconds for p in reported(situation, generation) if p.checkpoint is not None)
-    return max(situation.timing.planned_drain, situation.timing.planned_drain_saves * max(saves, default=0.0))
+    """Time for a drain that nothing forces, with room for saves and steps as measured: ranks stop between steps."""
+    said = reported(situation, generation)
+    saves = (p.checkpoint.total_seconds for p in said if p.checkpoint is not None)
+    steps = (p.step_seconds for p in said if p.step_seconds is not None)
+    longest = max((*saves, *steps), default=0.0)
+    return max(situation.timing.planned_drain, situation.timing.planned_drain_saves * longest)
 
 
 def _is_nearer(deadline: datetime, generation: GenerationStatus) -> bool:
