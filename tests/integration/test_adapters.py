@@ -85,7 +85,7 @@ def test_a_framework_is_drained_resized_and_trains_what_the_own_loop_trains(
     assert {step.world for step in audit.steps} == {1, 2, 3}
     assert run.progress().loss == pytest.approx(own_loop(loop).progress().loss, rel=1e-3)
 
-    run.generate(2)  # nothing is left to do, and nothing is done again
+    run.generate(1)  # nothing is left to do, and nothing is done again
 
     assert_succeeded(run)
     assert read_audit(tmp_path / "audit").num_redone == 0
@@ -138,7 +138,7 @@ def test_a_framework_resumed_at_the_same_world_size_differs_in_no_bit(loop: str,
     run.generate(2)
     assert_succeeded(run)
 
-    run.generate(2)  # nothing is left to do
+    run.generate(1)  # nothing is left to do
     assert_succeeded(run)
 
     wanted = steady.parameters()

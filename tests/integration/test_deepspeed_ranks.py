@@ -27,8 +27,7 @@ from spottrain_api.settings.choices import Precision, Strategy
 from spottrain_api.settings.interval import Interval
 from spottrain_api.settings.training import Batch, DeepSpeedConfig
 
-# Some have two dozen ranks, one generation after the other: a minute where nothing else is at work.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(600)
 
 SCRIPT = Path(__file__).with_name("deepspeed_script.py")
 STEPS = 6
@@ -195,15 +194,15 @@ def test_a_resume_at_the_same_world_size_changes_no_bit(
 @pytest.mark.parametrize(
     ("settings", "world_sizes"),
     [
-        pytest.param(stage(2), (6, 2), id="stage2"),
-        pytest.param(stage(3, config=SMALL_SUB_GROUPS), (1, 6, 3, 5, 2, 4), id="stage3"),
+        pytest.param(stage(2), (5, 2), id="stage2"),
+        pytest.param(stage(3, config=SMALL_SUB_GROUPS), (1, 5, 2), id="stage3"),
     ],
 )
 def test_a_checkpoint_is_loaded_and_exported_bit_for_bit_at_any_world_size(
     settings: DeepSpeedConfig, world_sizes: tuple[int, ...], tmp_path: Path, fork: Any
 ) -> None:
     job = Job(tmp_path, fork, deepspeed=settings, model=tmp_path / "model.pt")
-    job.train(4, steps=3)
+    job.train(3, steps=3)
     assert_succeeded(job)
     model = torch.load(tmp_path / "model.pt", weights_only=True)
     before = job.committed()
@@ -242,7 +241,7 @@ def test_it_trains_as_ddp_does_also_when_resized_and_where_ranks_have_no_samples
     ddp = Job(
         tmp_path / "ddp", fork, strategy="ddp", optimizer=optimizer, clip_grad_norm=clip_grad_norm, global_batch=7
     )
-    ddp.train(3)
+    ddp.train(1)
     assert_succeeded(ddp)
 
     zero = replace(ddp, folder=tmp_path / "zero", generation=0, strategy="deepspeed", deepspeed=settings)
