@@ -173,9 +173,13 @@ class WatchedWorld(TracedWorld):
 
     @property
     def longest_unused(self) -> float:
-        """Seconds that the operator names for a node that doesn't train: it waits for others, or for a restart."""
+        """Seconds that the operator names for a node that doesn't train: it waits for others, or for a restart.
+
+        Each node that comes makes the others wait anew.
+        """
         timing = self.timing
-        return max(timing.growth_longest, timing.gang_patience) + self.cloud.boot_seconds + self.pace.start + _MOMENT
+        for_a_gang = timing.gang_patience * max(1, self.spec.nodes.min - 1)
+        return max(timing.growth_longest, for_a_gang) + self.cloud.boot_seconds + self.pace.start + _MOMENT
 
     def _problem(self, text: str) -> None:
         if not self.problems:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from scene import Scene, waiting_job
 from simulation.world import World
 from spottrain_api.contract.assignments import CapacityType
 from spottrain_api.v1alpha1.status import FINISHED_PHASES, GenerationState, HoldOff, Phase
-from spottrain_operator.core.model import DeletePod
+from spottrain_operator.core.model import DeletePod, Refusal
 from spottrain_operator.core.timing import DEFAULT_TIMING
 from spottrain_operator.kube.identities import JobKey
 from spottrain_operator.objects.waiting_jobs import WaitingJobs
@@ -62,6 +63,20 @@ KEEPS: dict[str, Scene] = {
 @pytest.mark.parametrize("scene", KEEPS.values(), ids=KEEPS)
 def test_a_job_has_nothing_to_give_back(scene: Scene) -> None:
     assert scene.plan().status.hold_off is None
+
+
+def refused_beside(seconds: float, **changes: Any) -> Scene:
+    """One of two nodes that the job needs, since then, and a pod that can't be created."""
+    scene = waiting_job(2).pod(1, scheduled_at=ago(seconds)).without_pod(2)
+    refusal = {"message": "exceeded quota: compute", "since": ago(seconds), "tried_at": ago(1), "lasting": False}
+    refused = Refusal(metadata_generation=scene.observed.job.metadata_generation, **refusal | changes)
+    return replace(scene, observed=replace(scene.observed, refusal=refused))
+
+
+def test_a_quota_of_which_others_hold_the_rest_is_waited_for_as_a_node_is() -> None:
+    assert refused_beside(PATIENCE, by_quota=True).plan().status.hold_off is not None
+    assert refused_beside(PATIENCE - 1, by_quota=True).plan().status.hold_off is None
+    assert refused_beside(10**6, by_quota=False).plan().status.hold_off is None, "somebody has to mend that"
 
 
 def test_a_job_that_starts_has_not_given_back_nodes_lately() -> None:

@@ -166,6 +166,10 @@ def dry(*found: dict[str, Any], num_waiting: int = 1, **capacity: Any) -> Scene:
     return scene.status(last_sequence=4 + num_waiting).all_say()
 
 
+def refused_beside(scene: Scene, **changes: Any) -> Scene:
+    return replace(scene, observed=replace(scene.observed, refusal=replace(REFUSED, **changes)))
+
+
 def moved(scene: Scene) -> list[str | None]:
     """The pools of the pods that replace as many that are deleted."""
     assert len(created_in(scene)) == sum(isinstance(each, DeletePod) for each in scene.plan().actions)
@@ -206,7 +210,7 @@ def test_pods_that_wait_in_a_pool_without_nodes_move_to_another() -> None:
         dry(FAST, SLOW).pod(5, waiting_message=NO_CLAIM),
         dry(FAST, SLOW).job(not_understood=("spec.capacity.pools",)),
         in_pool(dry(FAST, SLOW, num_waiting=2), 6, "slow"),
-        replace(dry(FAST, SLOW), observed=replace(dry(FAST, SLOW).observed, refusal=REFUSED)),
+        refused_beside(dry(FAST, SLOW), by_quota=False),
         replace(dry(FAST, SLOW), observed=replace(dry(FAST, SLOW).observed, kept_away={"u5": KeptAway(num_down=1)})),
     ],
     ids=[
@@ -219,9 +223,14 @@ def test_a_pod_stays_in_its_pool(scene: Scene) -> None:
 
 
 def test_spot_pods_move_while_on_demand_pods_are_refused() -> None:
-    scene = dry(FAST, SLOW)
-    refusal = replace(REFUSED, capacity_types=frozenset({CapacityType.ON_DEMAND}))
-    assert moved(replace(scene, observed=replace(scene.observed, refusal=refusal))) == ["slow"]
+    scene = refused_beside(dry(FAST, SLOW), capacity_types=frozenset({CapacityType.ON_DEMAND}))
+    assert moved(scene) == ["slow"]
+
+
+def test_a_pod_leaves_its_pool_for_another_one_in_the_same_quota() -> None:
+    scene = refused_beside(dry(FAST, SLOW))
+    assert {each.name for each in scene.plan().actions if isinstance(each, DeletePod)} == {"job-5"}
+    assert created_in(scene.decided().without_pod(5)) == ["slow"]
 
 
 def test_a_node_that_does_not_come_up_is_not_awaited_for_ever() -> None:

@@ -245,15 +245,15 @@ def advice(situation: Situation, pod: PodView) -> str:
 def leave_dry_pools(situation: Situation, draft: Draft) -> Draft:
     """Delete pods that have waited too long in their pool.
 
-    Another one may have a node. Each is replaced in the same pass, in a pool in which no pod waits. If one waits in
-    each pool, all of them stay.
+    Another one may have a node. Each is replaced in a pool in which no pod waits: in the same pass, or with the next
+    try of a quota, in which it leaves room. If one waits in each pool, all of them stay.
     """
     if situation.observed.job.left_out or _pauses(situation, draft, 0):
         return draft
     refusal = situation.refusal
     waiting = [pod for pod in _kept(situation, draft) if _is_left_waiting(situation, draft, pod)]
     for capacity_type in CapacityType:
-        if refusal is not None and capacity_type in refusal.capacity_types:
+        if refusal is not None and capacity_type in refusal.capacity_types and not refusal.by_quota:
             continue
         leaving = [pod for pod in waiting if pod.capacity_type is capacity_type]
         deletions = [_leave_pool(pod) for pod in leaving]

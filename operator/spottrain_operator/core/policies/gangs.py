@@ -1,6 +1,6 @@
 """A job that holds some nodes, and can't get as many as it needs, gives them back after a while.
 
-Otherwise two jobs could each hold half of the nodes for ever.
+Otherwise two jobs could each hold half of the nodes, or of a quota, for ever.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def give_back(situation: Situation, draft: Draft) -> Draft:
         return draft
     kept = _kept(situation, draft)
     placed, needed = [pod.placed_at for pod in kept if pod.node is not None], situation.spec.nodes.min
-    # One that lacks something else than a node says what somebody has to do.
-    if not any(pod.unschedulable_since is not None and not lacks_more_than_nodes(pod) for pod in kept):
+    if not _may_come_from_others(situation, kept):
         return draft
     if not 0 < len(placed) < needed or seconds_between(max(placed), now) < _patience(situation):
         return draft
@@ -71,6 +70,13 @@ def hold_off_sentence(situation: Situation, draft: Draft) -> str:
 def _kept(situation: Situation, draft: Draft) -> list[PodView]:
     """The pods that keep their place."""
     return [situation.pods[uid].pod for uid in places(situation, draft.status, leaving=draft.leaving).kept]
+
+
+def _may_come_from_others(situation: Situation, kept: list[PodView]) -> bool:
+    """Whether a pod waits for a node or for a quota's room. One that lacks something else needs somebody's help."""
+    if situation.refusal is not None and situation.refusal.by_quota:
+        return True
+    return any(pod.unschedulable_since is not None and not lacks_more_than_nodes(pod) for pod in kept)
 
 
 def _patience(situation: Situation) -> float:
