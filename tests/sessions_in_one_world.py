@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 import spottrain.loop.joined as joined_module
+from process_groups import end_groups, process_groups
 from spottrain.world.launch import Groups, Launch, join_world
 from spottrain.world.listener import Rounds, StoreRounds, rounds_of
 
@@ -21,10 +22,14 @@ def run_sessions(cases: Iterable[tuple[str, Callable[[], None]]]) -> dict[str, d
     in another collective by then.
     """
     groups: dict[str, Groups] = {}
+    of_the_world: set[dist.ProcessGroup] = set()
     found: dict[str, dict[str, str]] = {}
 
     def join_once(launch: Launch) -> Groups:
-        return groups.setdefault("all", groups.get("all") or join_world(launch))
+        if "all" not in groups:
+            groups["all"] = join_world(launch)
+            of_the_world.update(process_groups())
+        return groups["all"]
 
     def rounds_of_case(rank: int, world_size: int) -> Rounds:
         """Keys of its own in the store, so that no case hears of the notice of another."""
@@ -49,4 +54,5 @@ def run_sessions(cases: Iterable[tuple[str, Callable[[], None]]]) -> dict[str, d
             except BaseException:
                 found[name] = {"error": traceback.format_exc()}
                 break
+            end_groups(process_groups() - of_the_world)
     return found

@@ -21,6 +21,7 @@ from torch.nn import functional  # noqa: E402
 
 from awkward_models import SharingBlock  # noqa: E402
 from no_pickles import refuse_pickles  # noqa: E402
+from process_groups import groups_of_its_own  # noqa: E402
 from spottrain.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
 from spottrain.data.batch import BatchPlan  # noqa: E402
@@ -397,7 +398,8 @@ dist.init_process_group("gloo")
 results: dict[str, dict[str, Any]] = {}
 for model, strategy in RANK_SETTINGS["cases"]:
     try:
-        results[f"{model}, {strategy}"] = run(model, strategy)
+        with groups_of_its_own():
+            results[f"{model}, {strategy}"] = run(model, strategy)
     except UserError as error:
         results[f"{model}, {strategy}"] = {"refused": str(error)}
     except Exception:

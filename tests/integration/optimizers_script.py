@@ -19,6 +19,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from optimizer_kinds import KINDS  # noqa: E402
+from process_groups import groups_of_its_own  # noqa: E402
 from spottrain.checkpoint.checkpointer import Checkpointer  # noqa: E402
 from spottrain.checkpoint.errors import CheckpointError  # noqa: E402
 from spottrain.checkpoint.stores.uri import open_storage  # noqa: E402
@@ -149,7 +150,8 @@ dist.init_process_group("gloo")
 results: dict[str, dict[str, Any]] = {}
 for kind, strategy in RANK_SETTINGS["cases"]:
     try:
-        results[f"{kind}, {strategy}"] = run(kind, strategy)
+        with groups_of_its_own():
+            results[f"{kind}, {strategy}"] = run(kind, strategy)
     except (UserError, CheckpointError) as error:
         results[f"{kind}, {strategy}"] = {"refused": str(error)}
     except Exception:

@@ -23,6 +23,7 @@ from torch import nn  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from process_groups import groups_of_its_own  # noqa: E402
 from spottrain.data.batch import BatchPlan  # noqa: E402
 from spottrain.engines.choice import choose_engine  # noqa: E402
 from spottrain.engines.engine import EngineConfig  # noqa: E402
@@ -347,7 +348,8 @@ dist.init_process_group("gloo")
 results: dict[str, dict[str, Any]] = {}
 for name in RANK_SETTINGS["habits"]:
     try:
-        results[name] = {"values": HABITS[name]()}
+        with groups_of_its_own():
+            results[name] = {"values": HABITS[name]()}
     except UserError as error:
         results[name] = {"refused": str(error)}
     except Exception:

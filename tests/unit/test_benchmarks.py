@@ -155,7 +155,7 @@ def test_a_job_that_ends_before_the_fault_is_reported_in_a_sentence(tmp_path: Pa
     ended = Job(tmp_path, members=[["true"]], services=[["sleep", "1000"]])
     with pytest.raises(SystemExit, match=r"The job ended before step 150; see .*job\.log\."):
         cost_of("sigkill", ended, patience_seconds=0.0)
-    assert psutil.Process().children() == before
+    assert set(psutil.Process().children()) <= set(before)
 
 
 @pytest.mark.parametrize(
