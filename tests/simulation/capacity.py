@@ -24,7 +24,7 @@ from spottrain_simulator.traced import Cloud, TracedWorld
 from world.jobs import spec_of
 
 SPOT, ON_DEMAND = CapacityType.SPOT, CapacityType.ON_DEMAND
-_QUOTA = "pods is forbidden: exceeded quota: compute, requested: pods=1, used: pods={0}, limited: pods={0}"
+_QUOTA = "pods is forbidden: exceeded quota: compute, requested: pods=1, used: pods={}, limited: pods={}"
 # What a scheduler, an agent and the drain of a generation take together, in seconds.
 _MOMENT = 60.0
 # What changes all the time is recorded with a decision alone: other passes would take most of the time.
@@ -89,11 +89,12 @@ class WatchedWorld(TracedWorld):
 
     def _carry_out(self, observed: Observed, decided: Plan) -> None:
         tried = [action for action in decided.actions if isinstance(action, CreatePod)]
-        free = max(0, int(min(len(tried), self.quota_at(self.time) - len(self.pods))))
+        used, limited = len(self.pods), self.quota_at(self.time)
+        error = RefusedError(_QUOTA.format(used, limited))  # what this pass deletes still counts
+        free = max(0, int(min(len(tried), limited - used)))
         refused = {action.name for action in tried[free:]}
         kept = (each for each in decided.actions if not (isinstance(each, CreatePod) and each.name in refused))
         super()._carry_out(observed, replace(decided, actions=tuple(kept)))
-        error = RefusedError(_QUOTA.format(len(self.pods)))
         errors = {each.capacity_type: error for each in tried if each.name in refused}
         if tried:
             note_refusal(self._record, self.job, {each.capacity_type for each in tried}, errors, self.now)
