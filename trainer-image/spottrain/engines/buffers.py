@@ -61,15 +61,15 @@ class SharedBuffers:
         """
         buffers = list(_saved_buffers(self._modules))
         if (forms := _forms(buffers)) != self._forms:
-            self._follow(forms)
+            self._accept(forms)
         try:
             copy_from_first(buffer.detach() for _, buffer in buffers)
         except RuntimeError:
             _check_buffers(self._modules)
             raise
 
-    def _follow(self, forms: Forms) -> None:
-        """A commit of buffers that a new process makes otherwise can't be resumed from, so there has to be none."""
+    def _accept(self, forms: Forms) -> None:
+        """Refuse forms that a new process doesn't begin with: a commit of them could not be resumed from."""
         saved = {
             name for name, _ in _saved_buffers(changing_modules(self._model))
         } | self._forms.keys() - forms.keys()
@@ -79,9 +79,9 @@ class SharedBuffers:
             before, now = self._forms.get(name), forms.get(name)
             if before != now:
                 raise UserError(
-                    f"The buffer {name} of the model was {_shown(before)} at first, and is {_shown(now)} now. A job "
-                    "that resumes starts with the first, and could not load it. Register it as it stays in the "
-                    "constructor, or pass persistent=False if no commit needs it."
+                    f"The buffer {name} of the model was {_shown(before)} at first, and is {_shown(now)} now. A "
+                    "resume begins as at first, and could not load it. Register it as it stays in the constructor, "
+                    "or pass persistent=False if no commit needs it."
                 )
         self._forms = forms
 
